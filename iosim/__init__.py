@@ -1,0 +1,76 @@
+"""iosim: a memory-hierarchy simulator and cost model for attention kernels.
+
+    import iosim
+    result = iosim.compare(iosim.Attention(n_q=4096, d=128), hardware=["mp31", "h200-sxm"])
+    print(result.to_frame())
+
+The names below are the public ones; they are imported when they are first used, so that `import iosim` is fast.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from iosim.dataflows import dataflow_names, load_dataflow
+    from iosim.errors import InputError, IosimError, OutputError
+    from iosim.hardware import Hardware, load_hardware, profile_names
+    from iosim.problem import Attention
+    from iosim.program import show
+    from iosim.schedule import Order, Role, Schedule, Step
+    from iosim.study.run import Comparison, Run, compare, run
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Attention": "problem",
+    "Comparison": "study.run",
+    "Hardware": "hardware",
+    "InputError": "errors",
+    "IosimError": "errors",
+    "Order": "schedule",
+    "OutputError": "errors",
+    "Role": "schedule",
+    "Run": "study.run",
+    "Schedule": "schedule",
+    "Step": "schedule",
+    "compare": "study.run",
+    "dataflow_names": "dataflows",
+    "load_dataflow": "dataflows",
+    "load_hardware": "hardware",
+    "profile_names": "hardware",
+    "run": "study.run",
+    "show": "program",
+}
+
+__all__ = [
+    "Attention",
+    "Comparison",
+    "Hardware",
+    "InputError",
+    "IosimError",
+    "Order",
+    "OutputError",
+    "Role",
+    "Run",
+    "Schedule",
+    "Step",
+    "compare",
+    "dataflow_names",
+    "load_dataflow",
+    "load_hardware",
+    "profile_names",
+    "run",
+    "show",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'iosim' has no attribute {name!r}")
+    return getattr(import_module(f"iosim.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,5 @@
+"""`python -m iosim`."""
+
+from iosim.cli import main
+
+main()

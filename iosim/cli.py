@@ -1,0 +1,308 @@
+"""The command line.  Only click is imported here; a command imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+import iosim
+from iosim.errors import InputError, IosimError, OutputError
+
+if TYPE_CHECKING:
+    from iosim.problem import Attention
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+CHECK_FAILED = 1
+
+
+def _stages(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    """One number of buffers, or one for K and one for V."""
+    if value is None:
+        return None
+    parts = value.split(",")
+    if len(parts) > 2 or not all(part.strip().isdecimal() for part in parts):
+        raise InputError(f"--stages: {value!r} is not a whole number or two of them, like 2 or 2,1")
+    return tuple(int(part) for part in parts)
+
+
+def _problem_options(command: F) -> F:
+    """The options that make an Attention."""
+    for option in reversed(
+        (
+            click.option("--n", "-n", "n_q", type=int, required=True, help="Queries (and keys, without --n-k)."),
+            click.option("--n-k", type=int, help="Keys.  [default: --n]"),
+            click.option("--d", "-d", type=int, required=True, help="Head dimension of Q and K (and V)."),
+            click.option("--d-v", type=int, help="Head dimension of V and O.  [default: --d]"),
+            click.option("--batch", "-b", type=int, default=1, show_default=True, help="Batch size."),
+            click.option("--heads", "-H", type=int, default=1, show_default=True, help="Query heads."),
+            click.option("--kv-heads", type=int, help="Key/value heads (GQA, MQA).  [default: --heads]"),
+            click.option("--dtype", default="fp16", show_default=True, help="fp16, bf16 or fp32 data."),
+            click.option("--causal", is_flag=True, help="Mask keys after the query."),
+            click.option(
+                "--causal-align",
+                default="bottom-right",
+                show_default=True,
+                help="Which diagonal, when queries and keys differ in number: bottom-right or top-left.",
+            ),
+            click.option("--lse", is_flag=True, help="Write the log-sum-exp too, as training needs it."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def _schedule_options(command: F) -> F:
+    """The options that fix fields of the schedule."""
+    for option in reversed(
+        (
+            click.option("--block-q", type=int, help="Query rows of a tile.  [default: by the rule below]"),
+            click.option("--block-k", type=int, help="Key rows of a tile."),
+            click.option(
+                "--stages",
+                metavar="N[,N]",
+                callback=_stages,
+                help="Buffers of each K and V tile: 1 = no prefetch; K,V: 2,1.",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+_PROBLEM = ("n_q", "n_k", "d", "d_v", "batch", "heads", "kv_heads", "dtype", "causal", "causal_align", "lse")
+_SCHEDULE = ("block_q", "block_k", "stages")
+
+
+def _problem(options: dict[str, Any]) -> Attention:
+    from iosim.problem import Attention
+
+    names = {"n_q": "--n"}
+    given = {k: options[k] for k in _PROBLEM if options[k] is not None}
+    try:
+        return Attention(**given)
+    except InputError as error:
+        field = str(error).split(":", 1)[0]
+        if field in _PROBLEM:
+            option = names.get(field, "--" + field.replace("_", "-"))
+            raise InputError(option + str(error)[len(field) :]) from None
+        raise
+
+
+def _schedule(options: dict[str, Any]) -> dict[str, Any]:
+    return {k: options[k] for k in _SCHEDULE if options[k] is not None}
+
+
+class _Group(click.Group):
+    """Suggests the nearest command."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        from iosim.errors import nearest
+
+        if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            raise click.UsageError(f"no command {args[0]!r}{nearest(args[0], list(self.commands))}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
+@click.version_option(iosim.__version__, prog_name="iosim")
+def cli() -> None:
+    """Simulate and cost attention on a memory hierarchy.
+
+    Counts the bytes that a dataflow moves through HBM, L2 and SRAM, finds where it stalls, and checks the numbers it
+    computes against float64.
+
+    Example: iosim run --n 4096 --d 128
+    """
+
+
+@cli.command()
+@_problem_options
+@click.option(
+    "--dataflow", multiple=True, help="A dataflow by name, or a .py file; may be repeated.  [default: standard, flash2]"
+)
+@click.option("--hw", multiple=True, help="A machine by name, or a .toml file; may be repeated.  [default: mp31]")
+@_schedule_options
+@click.option(
+    "--fidelity", default="fair", show_default=True, help="fair: a processor a class of block; chip: all of them."
+)
+@click.option("--check/--no-check", default=True, show_default=True, help="Check the numbers against float64.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of the random inputs.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object (schema iosim.run/1).")
+@click.option("--csv", "as_csv", is_flag=True, help="Print one CSV row a run.")
+@click.option("--output", "-o", type=click.Path(dir_okay=False), help="Write to this file instead of the terminal.")
+def run(as_json: bool, as_csv: bool, output: str | None, **options: Any) -> None:
+    """Compare dataflows on machines: memory, traffic, time, numeric check.
+
+    Without --block-q and --block-k the tile is the largest that gives every processor a block and leaves a tenth of the
+    SRAM free with two stages; the output says what was chosen, and why.
+
+    \b
+    Example: iosim run --n 4096 --d 128
+             iosim run -n 8192 -d 128 -H 32 --kv-heads 8 --causal --hw h200-sxm
+    """
+    if as_json and as_csv:
+        raise InputError("--json and --csv: give one of them")
+    problem = _problem(options)
+    from iosim.study.run import DATAFLOWS, compare
+
+    options["hw"] = list(options["hw"]) or ["mp31"]
+    options["dataflow"] = list(options["dataflow"]) or list(DATAFLOWS)
+    with _progress() as note:
+        comparison = compare(
+            problem,
+            dataflows=options["dataflow"],
+            hardware=options["hw"],
+            schedule=_schedule(options),
+            fidelity=options["fidelity"],
+            check=options["check"],
+            seed=options["seed"],
+            note=note,
+        )
+    if as_json:
+        import json
+
+        from iosim.report.document import document
+
+        text = json.dumps(document(comparison, options), indent=1, allow_nan=False) + "\n"
+    elif as_csv:
+        from iosim.report.document import rows_as_csv
+
+        text = rows_as_csv(comparison)
+    else:
+        from iosim.report.text import render
+
+        text = render(comparison)
+    _write(text, output)
+    if any(r.check is not None and r.check.status == "failed" for r in comparison.runs):
+        sys.exit(CHECK_FAILED)
+
+
+@cli.command()
+@click.argument("dataflow")
+@_problem_options
+@click.option("--hw", default="mp31", show_default=True, help="The machine whose default tile is used.")
+@_schedule_options
+def show(dataflow: str, **options: Any) -> None:
+    """Print a dataflow's tile program as pseudo-code.
+
+    Example: iosim show flash2 --n 4096 --d 128
+    """
+    from iosim.dataflows import load_dataflow
+    from iosim.hardware import load_hardware
+    from iosim.program import show as text_of
+    from iosim.study.choose import choose
+
+    problem, flow = _problem(options), load_dataflow(dataflow)
+    schedule, _ = choose(flow, problem, load_hardware(options["hw"]), _schedule(options))
+    _write(text_of(flow(problem, schedule)) + "\n", None)
+
+
+@cli.group(cls=_Group)
+def hw() -> None:
+    """List, show and check machine profiles.
+
+    Example: iosim hw show mp31
+    """
+
+
+@hw.command("list")
+def hw_list() -> None:
+    """The machines that ship with iosim."""
+    from iosim.report.machines import list_text
+
+    _write(list_text(), None)
+
+
+@hw.command("show")
+@click.argument("name")
+def hw_show(name: str) -> None:
+    """Every number of a profile, with its source and confidence.
+
+    Example: iosim hw show h200-sxm
+    """
+    from iosim.hardware import load_hardware
+    from iosim.report.machines import show_text
+
+    _write(show_text(load_hardware(name)), None)
+
+
+@hw.command("check")
+@click.argument("file")
+def hw_check(file: str) -> None:
+    """Check a profile file; says what time prediction would still need.
+
+    Example: iosim hw check my-gpu.toml
+    """
+    from iosim.hardware import load_hardware
+    from iosim.report.machines import check_text
+
+    _write(check_text(load_hardware(file)), None)
+
+
+class _progress:  # noqa: N801 - used like a function
+    """Says on a terminal what is being done, and nothing in a pipe."""
+
+    def __enter__(self) -> Callable[[str], None]:
+        self.status: Any = None
+        if not sys.stderr.isatty():
+            return lambda _: None
+        from rich.console import Console
+
+        self.status = Console(stderr=True).status("starting")
+        self.status.start()
+        return lambda text: self.status.update(text)
+
+    def __exit__(self, *_: object) -> None:
+        if self.status is not None:
+            self.status.stop()
+
+
+def _write(text: str, path: str | None) -> None:
+    """Print, or write a file as a whole: a failure leaves what was there before."""
+    if path is None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    from tempfile import NamedTemporaryFile
+
+    folder = os.path.dirname(os.path.abspath(path))
+    temporary = None
+    try:
+        with NamedTemporaryFile("w", encoding="utf-8", dir=folder, delete=False) as file:
+            temporary = file.name
+            file.write(text)
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary is not None and os.path.exists(temporary):
+            os.unlink(temporary)
+        raise OutputError(f"--output: {path}: {error.strerror}") from error
+
+
+def main() -> None:
+    """Run the command line; exit codes: 0 answered, 1 a check failed, 2 bad input, 3 output cannot be written."""
+    try:
+        cli(standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has gone; nothing more can be said, and Python must not try at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except click.exceptions.Abort:
+        _fail("interrupted", 130)
+    except click.ClickException as error:
+        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "iosim"
+        _fail(f"{where}: {' '.join(error.format_message().split())}", 2, named=True)
+    except IosimError as error:
+        _fail(str(error), error.exit_code)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _fail(f"output: {error.strerror}", OutputError.exit_code)
+
+
+def _fail(message: str, code: int, *, named: bool = False) -> None:
+    click.echo(message if named else f"iosim: {message}", err=True)
+    sys.exit(code)

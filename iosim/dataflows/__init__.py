@@ -1,0 +1,89 @@
+"""Dataflows: one file each, found by name.
+
+A file `my_flow.py` defines `my_flow(attention, schedule) -> Program` and `USES`, the schedule fields that it reads;
+the first line of its docstring is its help.  Other packages add theirs under the entry point group
+"iosim.dataflows", and `--dataflow ./mine.py` takes one from a file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from iosim.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from iosim.problem import Attention
+    from iosim.program import Program
+    from iosim.schedule import Schedule
+
+GROUP = "iosim.dataflows"
+SHARED = {"__init__", "tiles"}  # files of this folder that are not dataflows
+
+
+@dataclass(frozen=True, slots=True)
+class Dataflow:
+    """A named way to compute attention: writes the program for a problem under a schedule."""
+
+    name: str
+    help: str
+    uses: tuple[str, ...]
+    write: Callable[[Attention, Schedule], Program]
+
+    def __call__(self, attention: Attention, schedule: Schedule) -> Program:
+        return self.write(attention, schedule)
+
+
+def dataflow_names() -> list[str]:
+    """Names of the dataflows that can be loaded without a path: shipped ones first."""
+    files = sorted(p.stem for p in Path(__file__).parent.glob("*.py") if p.stem not in SHARED)
+    shipped = [stem.replace("_", "-") for stem in files]
+    return shipped + sorted({e.name for e in entry_points(group=GROUP)} - set(shipped))
+
+
+def load_dataflow(name: str) -> Dataflow:
+    """The dataflow called `name`, or the one in the Python file at that path.
+
+    Raises InputError for an unknown name, with the nearest one, and for a file that does not define a dataflow.
+    """
+    if name.endswith(".py") or "/" in name:
+        return _from_module(_load_file(Path(name)), Path(name).stem)
+    names = dataflow_names()
+    if name not in names:
+        raise InputError(f"dataflow: {name!r} is not one of {', '.join(names)}{nearest(name, names)}")
+    stem = name.replace("-", "_")
+    if (Path(__file__).parent / f"{stem}.py").is_file():
+        return _from_module(importlib.import_module(f"iosim.dataflows.{stem}"), stem)
+    entry = next(e for e in entry_points(group=GROUP) if e.name == name)
+    return _from_module(importlib.import_module(entry.module), stem)
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise InputError(f"dataflow: {path} is not a file")
+    spec = importlib.util.spec_from_file_location(f"iosim_dataflow_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"dataflow: {path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise InputError(f"dataflow: {path} does not load: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _from_module(module: ModuleType, stem: str) -> Dataflow:
+    write, uses = getattr(module, stem, None), getattr(module, "USES", None)
+    if not callable(write) or not isinstance(uses, tuple):
+        raise InputError(
+            f"dataflow: {module.__file__} needs a function {stem}(attention, schedule) -> Program and "
+            f"a tuple USES of the schedule fields that it reads"
+        )
+    first = (module.__doc__ or stem).strip().splitlines()[0]
+    return Dataflow(stem.replace("_", "-"), first, uses, write)

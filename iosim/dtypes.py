@@ -1,0 +1,60 @@
+"""Number formats: their names, sizes and precision.  One row a format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from iosim.errors import InputError, nearest
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """A binary floating-point format.
+
+    `bits` counts the significand with its hidden bit, so the unit roundoff is 2**-bits.
+    `least_exponent` is the exponent of the smallest normal number, `largest` the largest finite one.
+    """
+
+    name: str
+    bytes: int
+    bits: int
+    least_exponent: int
+    largest: float
+
+    @property
+    def roundoff(self) -> float:
+        """Largest relative error of rounding to nearest: half a unit in the last place."""
+        return 2.0**-self.bits
+
+    @property
+    def smallest(self) -> float:
+        """The smallest positive (subnormal) number."""
+        return 2.0 ** (self.least_exponent - self.bits + 1)
+
+
+DTYPES = {
+    row.name: row
+    for row in (
+        DType("fp16", 2, 11, -14, 65504.0),
+        DType("bf16", 2, 8, -126, 2.0**127 * (2 - 2.0**-7)),
+        DType("fp32", 4, 24, -126, 2.0**127 * (2 - 2.0**-23)),
+    )
+}
+
+ALIASES = {
+    "float16": "fp16", "half": "fp16", "f16": "fp16",
+    "bfloat16": "bf16",
+    "float32": "fp32", "float": "fp32", "f32": "fp32",
+}  # fmt: skip
+
+
+def dtype(name: str) -> DType:
+    """The format called `name` (its iosim name or a usual alias).
+
+    Raises InputError, with the nearest name, for any other.
+    """
+    known = DTYPES.get(ALIASES.get(name.lower(), name.lower()))
+    if known is None:
+        hint = nearest(name, [*DTYPES, *ALIASES])
+        raise InputError(f"dtype: {name!r} is not one of {', '.join(DTYPES)}{hint}")
+    return known

@@ -1,0 +1,270 @@
+"""Blocks as simpy processes: warp groups that follow the order of their loop on the units of a processor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import simpy
+
+from iosim.interpreters.engine import Arbiter, Cause, Log, Progress, Unit, later
+from iosim.interpreters.model import Action, Iteration, Lengths, Model, Shape, Task, Transfer
+
+Process: TypeAlias = Generator[simpy.Event, Any, None]
+Iterations: TypeAlias = Sequence[Sequence[Iteration]]  # what each iteration of each segment does
+
+
+@dataclass(slots=True)
+class Processor:
+    """One processor's number and its units; those of the chip too, unless `Floor.shared` has them."""
+
+    number: int
+    units: Mapping[str, Unit]
+
+
+@dataclass(slots=True)
+class Floor:
+    """What all blocks of a simulation share: the clock, the model, the shared units; and what became of the blocks.
+
+    `moved` are bytes by (tensor, direction), `ended` the times at which blocks ended, `open` the groups of those that
+    have not.
+    """
+
+    env: simpy.Environment
+    model: Model
+    shared: Mapping[str, Arbiter]
+    named: bool  # units want to know who asks: a script is recorded or replayed
+    moved: dict[tuple[str, str], int] = field(default_factory=dict)
+    ended: list[int] = field(default_factory=list)
+    open: dict[int, list[Group]] = field(default_factory=dict)
+
+    def add(self, transfer: Transfer) -> None:
+        """Count what a transfer moves."""
+        key = (transfer.tensor, transfer.direction)
+        self.moved[key] = self.moved.get(key, 0) + transfer.bytes
+
+
+def unroll(shape: Shape) -> Iterations:
+    """The iterations of a shape one by one."""
+    return [[work for trips, work in stretches for _ in range(trips)] for stretches in shape]
+
+
+class Block:
+    """One block on one processor.
+
+    Its workers run every segment; the other roles of an order (a producer, say) run their loop only.
+    """
+
+    def __init__(self, floor: Floor, processor: Processor, iterations: Iterations, number: int) -> None:
+        self.floor, self.processor, self.iterations, self.number = floor, processor, iterations, number
+        self.env, self.model = floor.env, floor.model
+        workers = range(self.model.workers)
+        self.arrived = [[Progress() for _ in tasks] for tasks in self.model.tasks]
+        self.done = [[[Progress() for _ in workers] for _ in tasks] for tasks in self.model.tasks]
+        self.turns: dict[tuple[int, str, int], Progress] = {}
+        self.leaving, self.left = 0, Progress()
+
+    def run(self, logs: Mapping[tuple[str, int], Log]) -> Process:
+        """Run the block to its end; `logs` has a log for each (role, rank)."""
+        groups = [Group(self, role, rank, log) for (role, rank), log in logs.items()]
+        self.floor.open[self.number] = groups
+        yield self.env.all_of([self.env.process(group.run()) for group in groups])
+        now = int(self.env.now)
+        for log in logs.values():  # groups that ended early waited for the last one
+            log.state = "barrier"
+            log.mark(now)
+            log.state = "data"
+        if self.leaving > self.left.count:
+            yield self.left.reach(self.env, self.leaving)
+        now = int(self.env.now)
+        for log in logs.values():
+            log.mark(now)
+            log.state = "tail"
+        del self.floor.open[self.number]
+        self.floor.ended.append(now)
+
+    def turn(self, n: int, role: str, rank: int) -> Progress:
+        """How often group `rank` of a role has been given the turn in segment n."""
+        return self.turns.setdefault((n, role, rank), Progress())
+
+    def move(self, transfer: Transfer, who: str, log: Log, latency: int, done: Callable[[], None]) -> None:
+        """Carry a transfer out on all units it needs; `done` is called when the bytes have arrived."""
+        env = self.env
+        missing, last = len(transfer.lengths), 0
+
+        def part(end: int) -> None:
+            nonlocal missing, last
+            missing, last = missing - 1, max(last, end)
+            if not missing:
+                later(env, last + latency - int(env.now), done)
+
+        if not missing:
+            later(env, latency, done)
+        for name, length in transfer.lengths:
+            unit = self.floor.shared.get(name) or self.processor.units[name]
+            unit.serve(env, who, self.number, length, log, part)
+
+
+@dataclass(slots=True)
+class Group:
+    """One warp group of a block: follows the steps of its role."""
+
+    block: Block
+    role: str
+    rank: int
+    log: Log
+    at: tuple[int, Action, int] | None = None  # segment, step and iteration that it is at
+
+    def run(self) -> Process:
+        for n, roles in enumerate(self.block.model.actions):
+            steps = roles.get(self.role, ())
+            trips = len(self.block.iterations[n])
+            aheads = [step.ahead for step in steps] or [0]
+            for t in range(-max(aheads), trips - min(aheads)):
+                for step in steps:
+                    u = t + step.ahead
+                    if 0 <= u < trips:
+                        self.at = n, step, u
+                        yield from self.step(n, step, u)
+            for step in steps:  # nothing is in flight when the group leaves a segment
+                if step.verb == "issue" and step.task is not None and not step.task.phase.copy:
+                    self.at = n, step, trips - 1
+                    yield from self.reach(self.block.done[n][step.task.number][self.rank], trips, step.task.cause)
+        self.at = None
+
+    # ------------------------------------------------------------------ steps
+
+    def step(self, n: int, step: Action, u: int) -> Process:
+        block, task = self.block, step.task
+        if task is None:
+            yield from self.pass_turn(n, step, u)
+        elif step.verb == "wait":
+            table = block.arrived[n][task.number] if task.phase.copy else block.done[n][task.number][self.rank]
+            yield from self.reach(table, u + 1, task.cause)
+        elif task.phase.copy:
+            if self.rank == 0:
+                yield from self.copy(n, step, task, u)
+            elif step.verb == "run":
+                yield from self.reach(block.arrived[n][task.number], u + 1, "data")
+        else:
+            yield from self.ready(n, task, u)
+            if step.verb == "run":
+                yield from self.execute(n, task, u, self.log)
+            else:
+                block.env.process(self.execute(n, task, u, None))
+
+    def pass_turn(self, n: int, step: Action, u: int) -> Process:
+        block = self.block
+        if step.verb == "give":
+            order = block.model.parts[n].order.roles
+            count = next((r.count for r in order if r.name == self.role), order[-1].count)
+            following = block.turn(n, self.role, (self.rank + 1) % count)
+            following.end(following.count)
+        else:  # group 0 holds the first turn without being given it
+            yield from self.reach(block.turn(n, self.role, self.rank), u + (self.rank > 0), "barrier")
+
+    def copy(self, n: int, step: Action, task: Task, u: int) -> Process:
+        """Issue a copy once all groups have read what was in its buffer."""
+        block = self.block
+        for need in task.needs:
+            for freed in block.done[n][need.before]:
+                yield from self.reach(freed, u - need.distance + 1, need.cause)
+        self.log.mark(int(block.env.now))
+        arrived = block.arrived[n][task.number]
+        moves = block.iterations[n][u][task.number].moves
+        for transfer in moves:
+            block.floor.add(transfer)
+            latency = block.model.latency(transfer)
+            block.move(transfer, self.name(n, task, u), self.log, latency, lambda: arrived.end(u))
+        if not moves:  # guarded out, or outside of its tensor
+            arrived.end(u)
+        if step.verb == "run" or not block.model.hardware.copy.asynchronous:
+            yield from self.reach(arrived, u + 1, "data")
+
+    def ready(self, n: int, task: Task, u: int) -> Process:
+        """Wait until what the phase reads is there, and until what it overwrites has been read."""
+        block = self.block
+        for need in task.needs:
+            target = u - need.distance + 1
+            table = block.arrived[n][need.before] if need.copied else block.done[n][need.before][self.rank]
+            if table.count < target:
+                yield from self.reach(table, target, need.cause)
+        if u == 0:
+            for segment, number in task.loaded:
+                yield from self.reach(block.arrived[segment][number], 1, "data")
+
+    def execute(self, n: int, task: Task, u: int, log: Log | None) -> Process:
+        """Book the phase's units piece by piece, then send its stores on their way.
+
+        `log` is the group's while it waits for the phase, None while the group goes on.
+        """
+        block = self.block
+        env, units = block.env, block.processor.units
+        work = block.iterations[n][u][task.number]
+        if log is not None:
+            log.mark(int(env.now))
+            log.state = task.cause
+        for piece in range(block.model.pieces if work.lengths else 0):
+            if block.floor.named:
+                yield from self.piece(self.name(n, task, u, piece), work.lengths)
+                continue
+            now = int(env.now)
+            end = max([units[name].book(now, length, self.log) for name, length in work.lengths])
+            yield env.timeout(end - now)
+        if log is not None:
+            log.mark(int(env.now))
+        for k, transfer in enumerate(work.moves):
+            self.send(transfer, self.name(n, task, u, k))
+        block.done[n][task.number][self.rank].end(u)
+
+    def piece(self, who: str, lengths: Lengths) -> Process:
+        """Book units when the script, if there is one, says that it is `who`'s turn."""
+        env = self.block.env
+        ends: list[int] = []
+        booked = env.event()
+
+        def then(end: int) -> None:
+            ends.append(end)
+            if len(ends) == len(lengths):
+                booked.succeed()
+
+        for name, length in lengths:
+            self.block.processor.units[name].serve(env, who, self.block.number, length, self.log, then)
+        yield booked
+        yield env.timeout(max(0, max(ends) - int(env.now)))
+
+    def send(self, whole: Transfer, who: str) -> None:
+        """This group's share of a store's bytes; the block's end waits for their arrival."""
+        block = self.block
+        part = whole.share(self.rank, block.model.workers)
+        if part is not None:
+            block.floor.add(part)
+            block.leaving += 1
+            block.move(part, who, self.log, 0, lambda: block.left.end(block.left.count))
+
+    # ------------------------------------------------------------------ small parts
+
+    def reach(self, progress: Progress, target: int, cause: Cause) -> Process:
+        """Wait until `progress` has reached `target`."""
+        if progress.count < target:
+            self.log.mark(int(self.block.env.now))
+            self.log.state = cause
+            yield progress.reach(self.block.env, target)
+            self.log.mark(int(self.block.env.now))
+
+    def name(self, n: int, task: Task, u: int, piece: int = 0) -> str:
+        """What a script calls a request."""
+        if not self.block.floor.named:
+            return ""
+        return f"{self.block.number}/{self.role}{self.rank}/{n}/{task.phase.name}/{u}/{piece}"
+
+    def where(self) -> str:
+        """What the group waits for, for a message."""
+        if self.at is None:
+            return ""
+        n, step, u = self.at
+        loop = self.block.model.parts[n].loop
+        what = step.verb if step.task is None else f"{step.verb} {step.task.phase.name}"
+        of = "" if loop is None else f" of iteration {u} of loop {loop.index}"
+        return f"group {self.rank} of role {self.role or 'workers'} waits at \"{what}\"{of}"

@@ -1,0 +1,300 @@
+"""The machine of the timeline: units that serve in order, processes that say why they wait, exact books.
+
+Time is integer picoseconds.  A unit's idle time is blamed on what the process that uses it next was doing in the
+meantime, so that busy time and stalls by cause add up to the makespan without remainder.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import simpy
+
+Cause: TypeAlias = Literal["data", "buffer", "matrix", "vector", "barrier", "launch", "tail"]
+CAUSES: tuple[Cause, ...] = ("data", "buffer", "matrix", "vector", "barrier", "launch", "tail")
+
+PICO = 10**12
+
+
+def duration(amount: int, rate: int) -> int:
+    """Picoseconds that `amount` takes at `rate` a second, rounded up once."""
+    return -(-amount * PICO // rate)
+
+
+def later(env: simpy.Environment, delay: int, go: Callable[[], None]) -> None:
+    """Call `go` after `delay` ps."""
+    timeout = env.timeout(delay)
+    if timeout.callbacks is not None:  # None only once an event has been processed
+        timeout.callbacks.append(lambda _: go())
+
+
+@dataclass(slots=True)
+class Log:
+    """What one process did, as consecutive spans of time from 0 on, each with the cause that others would wait for.
+
+    `state` is the cause of the span that is not closed yet.
+    """
+
+    ends: list[int] = field(default_factory=lambda: [0])
+    causes: list[Cause] = field(default_factory=lambda: ["launch"])
+    state: Cause = "launch"
+
+    def mark(self, now: int) -> None:
+        """Close the open span at `now`."""
+        if now == self.ends[-1]:
+            return
+        if self.causes[-1] == self.state:
+            self.ends[-1] = now
+        else:
+            self.ends.append(now)
+            self.causes.append(self.state)
+
+    def between(self, start: int, end: int) -> Iterator[tuple[Cause, int]]:
+        """The causes in [start, end) with their lengths; time beyond the last mark belongs to the open span."""
+        n = bisect_right(self.ends, start)
+        while start < end and n < len(self.ends):
+            stop = min(end, self.ends[n])
+            yield self.causes[n], stop - start
+            start, n = stop, n + 1
+        if start < end:
+            yield self.state, end - start
+
+
+@dataclass(slots=True)
+class Script:
+    """The order in which the units of a run served, and the blocks that each slot took."""
+
+    served: dict[str, list[str]] = field(default_factory=dict)
+    placed: dict[str, list[int]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Turns:
+    """Records the order in which a unit is asked, or hands the unit out in a recorded order."""
+
+    order: list[str]
+    scripted: bool
+    given: int = 0
+    waiting: dict[str, Callable[[], None]] = field(default_factory=dict)
+
+    def ask(self, who: str, go: Callable[[], None]) -> None:
+        """Call `go` when it is `who`'s turn: at once, unless the script says that others come first."""
+        if not self.scripted:
+            self.order.append(who)
+            go()
+            return
+        self.waiting[who] = go
+        while self.given < len(self.order) and self.order[self.given] in self.waiting:
+            ready = self.waiting.pop(self.order[self.given])
+            self.given += 1
+            ready()
+
+
+@dataclass(slots=True)
+class Unit:
+    """A server that works off requests in the order of their arrival, by arithmetic: no event of its own."""
+
+    name: str
+    turns: Turns | None = None
+    free: int = 0
+    busy: int = 0
+    stalls: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
+
+    def serve(
+        self, env: simpy.Environment, who: str, block: int, length: int, log: Log, then: Callable[[int], None]
+    ) -> None:
+        """Serve `who`, of block number `block`, for `length` ps; `then` gets the end, as soon as it is known."""
+        now = int(env.now)
+        if self.turns is None:
+            then(self.book(now, length, log))
+        else:
+            self.turns.ask(who, lambda: then(self.book(now, length, log)))
+
+    def book(self, now: int, length: int, log: Log) -> int:
+        """Serve for `length` ps from `now` or when free; returns the end.  Idle time is blamed on `log`."""
+        if now > self.free:
+            self.idle(now, log)
+        self.busy += length
+        self.free += length
+        return self.free
+
+    def idle(self, until: int, log: Log) -> None:
+        """Book the time from `free` until then, if any, to what `log` says its process did."""
+        if until > self.free:
+            for cause, length in log.between(self.free, until):
+                self.stalls[cause] += length
+            self.free = until
+
+
+Request: TypeAlias = tuple[str, "Unit", int, Log, Callable[[int], None]]  # who, of which unit, length, log, then
+
+
+@dataclass(slots=True)
+class Ring:
+    """Requests for bandwidth of the chip: blocks take turns, one request each, so that none waits for another's
+    whole queue."""
+
+    queues: dict[int, deque[Request]] = field(default_factory=dict)
+    blocks: deque[int] = field(default_factory=deque)
+
+    def push(self, block: int, request: Request) -> None:
+        queue = self.queues.setdefault(block, deque())
+        if not queue:
+            self.blocks.append(block)
+        queue.append(request)
+
+    def pop(self) -> Request | None:
+        """The next request, None where there is none."""
+        if not self.blocks:
+            return None
+        block = self.blocks.popleft()
+        queue = self.queues[block]
+        request = queue.popleft()
+        if queue:
+            self.blocks.append(block)
+        else:
+            del self.queues[block]
+        return request
+
+
+@dataclass(slots=True)
+class Arbiter(Unit):
+    """Bandwidth of the chip, given to blocks in turns."""
+
+    ring: Ring = field(default_factory=Ring)
+    serving: bool = False
+    ready: dict[str, Request] = field(default_factory=dict)
+
+    def serve(
+        self, env: simpy.Environment, who: str, block: int, length: int, log: Log, then: Callable[[int], None]
+    ) -> None:
+        """Serve for `length` ps when the block's turn comes; `then` gets the end, when it is reached."""
+        if self.turns is not None and self.turns.scripted:
+            self.ready[who] = (who, self, length, log, then)
+        else:
+            self.ring.push(block, (who, self, length, log, then))
+        if not self.serving:
+            self._next(env)
+
+    def _take(self) -> Request | None:
+        if self.turns is None or not self.turns.scripted:
+            request = self.ring.pop()
+            if self.turns is not None and request is not None:
+                self.turns.order.append(request[0])
+            return request
+        order, given = self.turns.order, self.turns.given
+        if given == len(order) or order[given] not in self.ready:
+            return None
+        self.turns.given += 1
+        return self.ready.pop(order[given])
+
+    def _next(self, env: simpy.Environment) -> None:
+        request = self._take()
+        self.serving = request is not None
+        if request is None:
+            return
+        _, _, length, log, then = request
+        end = self.book(int(env.now), length, log)
+
+        def finish() -> None:
+            then(end)
+            self._next(env)
+
+        later(env, length, finish)
+
+
+@dataclass(slots=True)
+class Bucket:
+    """Bandwidth of the chip where each processor simulated stands for several: a leaky bucket, poured into in turns.
+
+    `level` is the time up to which the chip has work, in ps at the full rate, if all processors that one stands for
+    ask the same at the same time.  They do not quite: of the time that the unit stood idle, up to `depth` ps are made
+    up for.
+    """
+
+    depth: int
+    level: int
+    ring: Ring = field(default_factory=Ring)
+    serving: bool = False
+
+    def ask(self, env: simpy.Environment, block: int, request: Request) -> None:
+        """Serve a request of a FairShare when the block's turn comes and the work before it is done."""
+        self.ring.push(block, request)
+        if not self.serving:
+            self._next(env)
+
+    def _next(self, env: simpy.Environment) -> None:
+        now = int(env.now)
+        self.serving = False
+        while not self.serving and (request := self.ring.pop()) is not None:
+            _, unit, length, log, then = request
+            end = unit.book(now, length, log)
+            self.serving = self.level > now
+            then(end)
+        if self.serving:
+            later(env, self.level - now, lambda: self._next(env))
+
+
+@dataclass(slots=True, kw_only=True)
+class FairShare(Unit):
+    """Bandwidth of the chip as a processor sees it that stands for `weight` of them, all doing the same.
+
+    A request takes its time at the full rate, but ends no earlier than the chip could have carried all requests so
+    far, had each of the processors made them.  `alone`: no other block asks, so that turns need no events.
+    """
+
+    bucket: Bucket
+    weight: int
+    alone: bool
+
+    def serve(
+        self, env: simpy.Environment, who: str, block: int, length: int, log: Log, then: Callable[[int], None]
+    ) -> None:
+        """Serve for `length` ps when the block's turn comes; `then` gets the end, as soon as it is known."""
+        if self.alone:
+            then(self.book(int(env.now), length, log))
+        else:
+            self.bucket.ask(env, block, (who, self, length, log, then))
+
+    def book(self, now: int, length: int, log: Log) -> int:
+        bucket = self.bucket
+        bucket.level = max(bucket.level, now - bucket.depth) + length * self.weight
+        end = max(max(now, self.free) + length, bucket.level)
+        self.idle(end - length, log)
+        self.busy += length
+        self.free = end
+        return end
+
+
+@dataclass(slots=True)
+class Progress:
+    """How many iterations of a phase have ended, all before the first that has not, and who waits for more."""
+
+    count: int = 0
+    early: set[int] = field(default_factory=set)
+    waiters: list[tuple[int, simpy.Event]] = field(default_factory=list)
+
+    def end(self, iteration: int) -> None:
+        """Iteration number `iteration` has ended; one that overtook others counts when they have ended too."""
+        if iteration != self.count:
+            self.early.add(iteration)
+            return
+        self.count += 1
+        while self.early and self.count in self.early:
+            self.early.remove(self.count)
+            self.count += 1
+        if self.waiters:
+            ready = [event for target, event in self.waiters if target <= self.count]
+            self.waiters = [(target, event) for target, event in self.waiters if target > self.count]
+            for event in ready:
+                event.succeed()
+
+    def reach(self, env: simpy.Environment, target: int) -> simpy.Event:
+        """An event that occurs once `target` iterations have ended (they have not yet)."""
+        event = env.event()
+        self.waiters.append((target, event))
+        return event

@@ -1,0 +1,501 @@
+"""A kernel on a machine, ready to be run as events: what each phase books on each unit, by class of block.
+
+Blocks that differ in nothing that takes time (trips, guarded trips, ragged bytes) are one class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from iosim.dtypes import dtype
+from iosim.hardware import Hardware
+from iosim.index import Ex, Expr, Index, affine, at, indices
+from iosim.interpreters.engine import Cause, duration
+from iosim.memory.cache import DramFlow
+from iosim.memory.onchip import Footprint, footprint, on_matrix_unit, placement
+from iosim.pipeline import Leaf, Phase, Segment, edges, segments
+from iosim.program import Compute, Kernel, Load, Loop, Span, Store, extent, tile_of
+from iosim.schedule import Schedule, Verb
+from iosim.sums import bounds
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+PIECES = 4  # where warp groups contend, a phase books its units in this many pieces, so that they interleave
+
+Lengths: TypeAlias = tuple[tuple[str, int], ...]  # (unit, ps)
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One load or store of a block in one iteration: bytes asked for, and ps on each unit it needs at full rate."""
+
+    tensor: str
+    direction: str
+    bytes: int
+    lengths: Lengths
+
+    def share(self, rank: int, workers: int) -> Transfer | None:
+        """The part that worker `rank` carries out, None where it is nothing."""
+        bytes_ = self.bytes * (rank + 1) // workers - self.bytes * rank // workers
+        if not bytes_:
+            return None
+        lengths = tuple((unit, -(-length * bytes_ // self.bytes)) for unit, length in self.lengths)
+        return Transfer(self.tensor, self.direction, bytes_, lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a phase does in one iteration: ps on the own units for each piece of each group, and what it moves."""
+
+    lengths: Lengths
+    moves: tuple[Transfer, ...]
+
+
+Iteration: TypeAlias = tuple[Work, ...]  # by number of the phase
+Stretch: TypeAlias = tuple[int, Iteration]  # so many alike iterations
+Shape: TypeAlias = tuple[tuple[Stretch, ...], ...]  # by segment
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Of one block: ps by unit, bytes by (tensor, direction)."""
+
+    busy: Mapping[str, int]
+    moved: Mapping[tuple[str, str], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a phase waits for: phase number `before` of `distance` iterations ago; waiting counts as `cause`."""
+
+    before: int
+    distance: int
+    copied: bool
+    cause: Cause
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A phase of a segment and what it waits for.
+
+    `needs` in every iteration; `loaded` are (segment, phase number) of copies in other segments, for the first.
+    `cause` is what others wait for while it runs.
+    """
+
+    number: int
+    phase: Phase
+    cause: Cause
+    needs: tuple[Need, ...]
+    loaded: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """A step of an order with its phase's task; `task` is None for take and give."""
+
+    verb: Verb
+    task: Task | None
+    ahead: int
+
+
+@dataclass(frozen=True)
+class BlockClass:
+    """Blocks that behave alike: `env` are the grid indices of one of them, `count` how many there are."""
+
+    env: Mapping[str, int]
+    count: int
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Model:
+    """A kernel with its schedule on a machine."""
+
+    kernel: Kernel
+    schedule: Schedule
+    hardware: Hardware
+    flows: tuple[DramFlow, ...]
+
+    @cached_property
+    def parts(self) -> tuple[Segment, ...]:
+        return segments(self.kernel, self.schedule)
+
+    @cached_property
+    def footprint(self) -> Footprint:
+        return footprint(self.kernel, self.schedule, self.hardware)
+
+    @cached_property
+    def places(self) -> Mapping[str, str]:
+        return placement(self.kernel, self.schedule, self.hardware)
+
+    @cached_property
+    def workers(self) -> int:
+        """Warp groups that share a block's rows."""
+        return self.parts[0].order.roles[-1].count
+
+    @cached_property
+    def pieces(self) -> int:
+        """Into how many pieces a phase is cut: one where no other work of the processor could come between."""
+        issues = any(a.verb == "issue" and a.task and not a.task.phase.copy for part in self.actions for a in part[""])
+        return PIECES if issues or self.workers * self.footprint.resident > 1 else 1
+
+    @cached_property
+    def dram_bandwidth(self) -> int:
+        """Bytes a second that DRAM gives this kernel.
+
+        Between the efficiency of a pure stream and that of a 1:1 mix of reads and writes, in inverse proportion to how
+        mixed the kernel's own traffic is: turning the bus round is what costs.
+        """
+        read = sum(f.dram_read_bytes for f in self.flows)
+        write = sum(f.dram_write_bytes for f in self.flows)
+        mixed = 2 * min(read, write) / (read + write) if read + write else 0.0
+        hbm = self.hardware.hbm
+        efficiency = 1 / ((1 - mixed) / hbm.read_efficiency + mixed / hbm.mixed_efficiency)
+        return int(hbm.bandwidth * efficiency)
+
+    # ------------------------------------------------------------------ orders
+
+    @cached_property
+    def tasks(self) -> tuple[tuple[Task, ...], ...]:
+        """The phases of each segment with what they wait for."""
+        origin = {
+            tile: (n, number)
+            for n, part in enumerate(self.parts)
+            if part.loop is None
+            for number, phase in enumerate(part.phases)
+            if phase.copy
+            for tile in phase.writes
+        }
+        return tuple(
+            tuple(
+                Task(number, phase, _cause(phase), needs, tuple(sorted(loaded)))
+                for number, (phase, needs) in enumerate(zip(part.phases, _needs(part), strict=True))
+                for loaded in [{origin[t] for t in phase.reads & origin.keys() if origin[t][0] != n}]
+            )
+            for n, part in enumerate(self.parts)
+        )
+
+    @cached_property
+    def actions(self) -> tuple[dict[str, tuple[Action, ...]], ...]:
+        """The steps of each segment by role; the workers have the role ""."""
+        out = []
+        for part, tasks in zip(self.parts, self.tasks, strict=True):
+            by_name = {task.phase.name: task for task in tasks}
+            *others, last = part.order.roles
+            roles = {**{role.name: role for role in others}, "": last}
+            out.append(
+                {
+                    name: tuple(Action(s.verb, by_name.get(s.phase), s.ahead) for s in role.steps)
+                    for name, role in roles.items()
+                }
+            )
+        return tuple(out)
+
+    @cached_property
+    def groups(self) -> tuple[tuple[str, int], ...]:
+        """(role, rank) of each warp group of a block, workers first."""
+        keys = [("", rank) for rank in range(self.workers)]
+        for part in self.parts:
+            keys += [(role.name, rank) for role in part.order.roles[:-1] for rank in range(role.count)]
+        return tuple(dict.fromkeys(keys))
+
+    # ------------------------------------------------------------------ work of a phase
+
+    def lengths(self, nodes: Sequence[Leaf]) -> Lengths:
+        """(unit, ps) that one piece of one warp group's share of the nodes takes."""
+        amounts = {"matrix": 0, "vector": 0, "exp": 0, "sram": 0}
+        rate = 0
+        for node in nodes:
+            if not isinstance(node, Compute):
+                continue
+            for unit, amount in self._work(node).items():
+                amounts[unit] += amount
+            if node.op == "matmul" and on_matrix_unit(node):
+                rate = self.hardware.matrix_rate(tile_of(node.args[0]).dtype) or 0
+        rates = {
+            "matrix": rate,
+            "vector": self.hardware.vector_rate,
+            "exp": self.hardware.exp_rate,
+            "sram": self.hardware.sram.bandwidth,
+        }
+        out = []
+        for unit, amount in amounts.items():
+            if amount:
+                whole = duration(-(-amount // self.workers), rates[unit] or 1)
+                out.append((unit, -(-whole // self.pieces)))
+        return tuple(out)
+
+    def _work(self, node: Compute) -> dict[str, int]:
+        """Work of one node for the whole block: the op's own, and SRAM bytes of operands and results."""
+        work = dict(node.work)
+        if node.op == "matmul":
+            if not on_matrix_unit(node):
+                work = {"vector": work["matrix"] // 2}
+            work["sram"] = self._operand_bytes(node)
+        else:
+            work["sram"] = sum(tile.bytes for tile in map(tile_of, node.args) if self.places[tile.name] == "sram")
+        if self.places[node.out.name] == "sram":
+            work["sram"] += node.out.bytes
+        return work
+
+    def _operand_bytes(self, node: Compute) -> int:
+        """SRAM bytes that a matmul reads: B once for each instruction's height of a group's rows, A for each width."""
+        matrix = self.hardware.matrix
+        a, b = map(tile_of, node.args)
+        group_rows = -(-node.out.shape[0] // self.workers)
+        height, width = matrix.instruction_m_max or group_rows, matrix.instruction_n_max or node.out.shape[1]
+        read = b.bytes * self.workers * -(-group_rows // height) if self.places[b.name] == "sram" else 0
+        if self.places[a.name] == "sram":
+            read += a.bytes * -(-node.out.shape[1] // width)
+        return read
+
+    # ------------------------------------------------------------------ bytes of a transfer
+
+    @cached_property
+    def _dram_share(self) -> dict[int, tuple[int, int]]:
+        """{id of node: (DRAM bytes, HBM bytes)} over the whole kernel."""
+        return {id(f.flow.node): (f.dram_read_bytes + f.dram_write_bytes, f.flow.hbm_bytes) for f in self.flows}
+
+    def transfer(self, node: Load | Store, env: Mapping[str, int]) -> Transfer:
+        """What a load or store moves in one iteration of one block."""
+        view = node.view
+        count = dtype(view.tensor.dtype).bytes
+        for axis, limit in zip(view.index, view.tensor.shape, strict=True):
+            if isinstance(axis, Span):
+                count *= extent(axis.start, axis.size, limit, env)
+        dram, hbm = self._dram_share[id(node)]
+        lengths = {}
+        if dram and count:
+            lengths["dram"] = -(-count * dram * 10**12 // (hbm * self.dram_bandwidth))
+        if self.hardware.l2 is not None and self.hardware.l2.bandwidth is not None and count:
+            lengths["l2"] = duration(count, self.hardware.l2.bandwidth)
+        if isinstance(node, Load) and count:
+            lengths["copy"] = duration(count, self.hardware.copy.bandwidth or 1)
+            if self.places[node.tile.name] == "sram":
+                lengths["sram"] = duration(count, self.hardware.sram.bandwidth or 1)
+        direction = "read" if isinstance(node, Load) else "add" if node.add else "write"
+        return Transfer(view.tensor.name, direction, count, tuple(lengths.items()))
+
+    def latency(self, transfer: Transfer) -> int:
+        """Ps from the end of a load's transfer to its arrival: of DRAM where any of it comes from there."""
+        if any(unit == "dram" for unit, _ in transfer.lengths):
+            return self.hardware.hbm.latency_ps or 0
+        return (self.hardware.l2.latency_ps or 0) if self.hardware.l2 is not None else 0
+
+    # ------------------------------------------------------------------ what the blocks of a class do
+
+    def shape(self, env: Mapping[str, int]) -> Shape:
+        """What the block with grid indices `env` does, segment by segment."""
+        return tuple(tuple(self._stretches(part, env)) for part in self.parts)
+
+    def _stretches(self, part: Segment, env: Mapping[str, int]) -> Iterator[Stretch]:
+        if part.loop is None:
+            yield 1, self.iteration(part, env)
+            return
+        lo, hi = at(part.loop.lo, env), at(part.loop.hi, env)
+        cuts = {u for node in _nodes(part) for u in _cuts(node, part.loop, env, lo, hi) if lo < u < hi}
+        first = lo
+        for end in [*sorted(cuts), hi]:
+            if first < end:
+                yield end - first, self.iteration(part, {**env, part.loop.index: first})
+            first = end
+
+    def iteration(self, part: Segment, env: Mapping[str, int]) -> Iteration:
+        """What each phase of a segment does with the indices `env`."""
+        return tuple(self._phase_work(phase, env) for phase in part.phases)
+
+    def _phase_work(self, phase: Phase, env: Mapping[str, int]) -> Work:
+        active = tuple(node for node in phase.nodes if _runs(node, env))
+        moves = tuple(self.transfer(node, env) for node in active if not isinstance(node, Compute))
+        known = self._known_lengths
+        key = (id(phase), tuple(map(id, active)))
+        if key not in known:
+            known[key] = self.lengths(active)
+        return Work(known[key], tuple(move for move in moves if move.bytes))
+
+    @cached_property
+    def _known_lengths(self) -> dict[tuple[int, tuple[int, ...]], Lengths]:
+        return {}
+
+    def totals(self, shape: Shape) -> Totals:
+        """Busy time of each unit and bytes moved by one block: what a simulation must add up to."""
+        busy: dict[str, int] = {}
+        moved: dict[tuple[str, str], int] = {}
+        for trips, work in ((trips, work) for stretches in shape for trips, done in stretches for work in done):
+            for unit, length in work.lengths:
+                busy[unit] = busy.get(unit, 0) + length * self.pieces * self.workers * trips
+            for move in work.moves:
+                key = (move.tensor, move.direction)
+                moved[key] = moved.get(key, 0) + move.bytes * trips
+                parts = [move] if move.direction == "read" else [move.share(r, self.workers) for r in range(self.workers)]
+                for unit, length in (pair for part in parts if part for pair in part.lengths):
+                    busy[unit] = busy.get(unit, 0) + length * trips
+        return Totals(busy, moved)
+
+    # ------------------------------------------------------------------ classes of blocks
+
+    @cached_property
+    def _axes(self) -> tuple[tuple[tuple[str, ...], tuple[Any, ...]], ...]:
+        """Grid axes that time depends on, in groups that some expression ties together, with those expressions."""
+        limits = {axis: (0, n - 1) for axis, n in self.kernel.grid}
+        ties: list[Any] = []
+        for part in self.parts:
+            reach = dict(limits)
+            if part.loop is not None:
+                ties += [part.loop.lo, part.loop.hi]
+                reach[part.loop.index] = bounds(part.loop.lo, limits)[0], bounds(part.loop.hi, limits)[1] - 1
+            for node in _nodes(part):
+                if node.when is not None:
+                    for e in (node.when.lo, node.when.hi, Index(node.when.index)):
+                        ties += _tie(e, limits)
+                if not isinstance(node, Compute):
+                    ties += _ragged(node, limits, reach)
+        groups: list[tuple[set[str], list[Any]]] = []
+        for e in dict.fromkeys(ties):
+            names = (indices(e.axis.start) if isinstance(e, _Extent) else indices(e)) & limits.keys()
+            if not names:
+                continue
+            merged = set(names), [e]
+            for group in [g for g in groups if g[0] & names]:
+                groups.remove(group)
+                merged = merged[0] | group[0], group[1] + merged[1]
+            groups.append(merged)
+        order = [axis for axis, _ in self.kernel.grid]
+        return tuple((tuple(sorted(names, key=order.index)), tuple(es)) for names, es in groups)
+
+    @cached_property
+    def _labels(
+        self,
+    ) -> tuple[tuple[tuple[str, ...], NDArray[np.int64], list[dict[str, int]], list[int]], ...]:
+        """For each group of axes: its names, the class of each of its cells, a cell of each class, their counts."""
+        import numpy as np
+
+        extents = dict(self.kernel.grid)
+        out = []
+        for names, exprs in self._axes:
+            shape = tuple(extents[name] for name in names)
+            cells = dict(zip(names, np.unravel_index(np.arange(prod(shape)), shape), strict=True))
+            columns = [np.broadcast_to(np.asarray(_value(e, cells)), (prod(shape),)) for e in exprs]
+            _, first, label, counts = np.unique(
+                np.stack(columns, 1), axis=0, return_index=True, return_inverse=True, return_counts=True
+            )
+            samples = [{name: int(cells[name][n]) for name in names} for n in first]
+            out.append((names, label.reshape(shape), samples, [int(c) for c in counts]))
+        return tuple(out)
+
+    @cached_property
+    def classes(self) -> tuple[BlockClass, ...]:
+        """The classes of blocks of the grid."""
+        found: list[tuple[dict[str, int], int]] = [({axis: 0 for axis, _ in self.kernel.grid}, 1)]
+        tied = {name for names, *_ in self._labels for name in names}
+        free = prod(n for axis, n in self.kernel.grid if axis not in tied)
+        for _, _, samples, counts in self._labels:
+            found = [
+                (env | sample, n * count) for env, n in found for sample, count in zip(samples, counts, strict=True)
+            ]
+        return tuple(BlockClass(env, n * free, self.shape(env)) for env, n in found)
+
+    def class_of_blocks(self) -> NDArray[np.int64]:
+        """The number of the class of every block, in launch order."""
+        import numpy as np
+
+        total = np.zeros((), np.int64)
+        for names, label, samples, _ in self._labels:
+            shape = [extent if axis in names else 1 for axis, extent in self.kernel.grid]
+            total = total * len(samples) + label.reshape(shape)
+        return np.broadcast_to(total, [n for _, n in self.kernel.grid]).reshape(-1)
+
+
+def _cause(phase: Phase) -> Cause:
+    """What others wait for while a phase runs."""
+    if phase.copy:
+        return "data"
+    matrix = any(isinstance(node, Compute) and node.op == "matmul" for node in phase.nodes)
+    return "matrix" if matrix else "vector"
+
+
+def _needs(part: Segment) -> Iterator[tuple[Need, ...]]:
+    """For each phase of a segment what it waits for.  A phase that is issued also waits for its own last iteration."""
+    number = {phase.name: n for n, phase in enumerate(part.phases)}
+    issued = {step.phase for role in part.order.roles for step in role.steps if step.verb == "issue"}
+    for phase in part.phases:
+        needs = []
+        for edge in edges(part.phases, part.order.slots):
+            before = part.phases[number[edge.before]]
+            if edge.after == phase.name:
+                cause = "buffer" if phase.copy else _cause(before)
+                needs.append(Need(number[edge.before], edge.distance, before.copy, cause))
+        if phase.name in issued and not phase.copy:
+            needs.append(Need(number[phase.name], 1, False, _cause(phase)))
+        yield tuple(needs)
+
+
+def _nodes(part: Segment) -> list[Leaf]:
+    return [node for phase in part.phases for node in phase.nodes]
+
+
+def _runs(node: Leaf, env: Mapping[str, int]) -> bool:
+    """Whether a node's guard lets it run with the indices `env`."""
+    if node.when is None:
+        return True
+    return bool(at(node.when.lo, env) <= env[node.when.index] < at(node.when.hi, env))
+
+
+def _cuts(node: Leaf, loop: Loop, env: Mapping[str, int], lo: int, hi: int) -> Iterator[int]:
+    """Iterations of lo .. hi - 1 from which on a node may do something else than before."""
+    if node.when is not None:
+        ends = [at(node.when.lo, env), at(node.when.hi, env)]
+        if any(isinstance(end, Expr) for end in ends):
+            yield from range(lo, hi)
+        elif node.when.index == loop.index:
+            yield from ends
+    if isinstance(node, Compute):
+        return
+    for axis, limit in zip(node.view.index, node.view.tensor.shape, strict=True):
+        form = affine(at(axis.start, env)) if isinstance(axis, Span) else None
+        if form is None or not isinstance(axis, Span) or not form[1].get(loop.index):
+            continue
+        # The span lies inside while 0 <= start <= limit - size; beyond, each iteration is looked at.
+        step, room = form[1][loop.index], limit - axis.size
+        inside = [-(-(0 - form[0]) // step), (room - form[0]) // step + 1]
+        if step < 0:
+            inside = [-(-(room - form[0]) // step), (0 - form[0]) // step + 1]
+        yield from range(lo, min(max(inside[0], lo), hi) + 1)
+        yield from range(max(min(inside[1], hi), lo), hi + 1)
+
+
+def _tie(e: Ex, grid: Mapping[str, Any]) -> list[Ex]:
+    """Expressions whose values, with loop indices at 0, tell what `e` is in a block."""
+    if affine(e) is not None or indices(e) <= grid.keys():
+        return [e]
+    return [Index(name) for name in sorted(indices(e) & grid.keys())]
+
+
+def _ragged(
+    node: Load | Store, grid: Mapping[str, Any], reach: Mapping[str, tuple[int, int]]
+) -> Iterator[_Extent | Ex]:
+    """What tells blocks apart in how much of the node's spans lies inside the tensor; nothing where all of it does."""
+    for axis, limit in zip(node.view.index, node.view.tensor.shape, strict=True):
+        if isinstance(axis, Span):
+            first, last = bounds(axis.start, reach)
+            if first < 0 or last + axis.size > limit:
+                yield _Extent(axis, limit) if indices(axis.start) <= grid.keys() else axis.start
+
+
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    axis: Span
+    limit: int
+
+
+def _value(e: Any, cells: Mapping[str, Any]) -> Any:
+    """An expression over the cells, other indices at 0; of a span, how many of its elements lie inside."""
+    names = indices(e.axis.start if isinstance(e, _Extent) else e) - cells.keys()
+    env = {**cells, **dict.fromkeys(names, 0)}
+    return extent(e.axis.start, e.axis.size, e.limit, env) if isinstance(e, _Extent) else at(e, env)

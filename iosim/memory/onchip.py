@@ -1,0 +1,218 @@
+"""What a block occupies on a processor: SRAM by item, registers, threads, and so how many blocks are resident."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from iosim.errors import InputError
+from iosim.hardware import Hardware
+from iosim.pipeline import Leaf, Segment, segments
+from iosim.program import Compute, Kernel, Load, Program, reads, tile_of, tiles, walk, writes
+from iosim.schedule import Place, Schedule
+
+# Registers of a thread that hold addresses, counters and temporaries rather than tiles: 20 to 40 in the Triton
+# kernels measured on an H200.
+OTHER_REGISTERS = 32
+
+Places = Mapping[str, Place]  # by tile name, of one kernel
+
+
+class CapacityError(InputError):
+    """A block that does not fit on a processor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What one block of a kernel takes, and how many blocks are resident on a processor.
+
+    `items` are SRAM bytes by tile ("k x2" is two buffers).  `registers` estimates the need of one thread: the tiles
+    alive at one time spread over the threads, and addresses.  `limit` names what keeps one more block away.
+    """
+
+    kernel: str
+    items: Mapping[str, int]
+    sram_bytes: int
+    sram_capacity: int
+    tmem_bytes: int
+    threads: int
+    registers: int
+    max_registers: int | None
+    resident: int
+    limit: str
+
+    @property
+    def fits(self) -> bool:
+        """Whether a block can run at all, without spilling registers."""
+        return self.resident > 0 and (self.max_registers is None or self.registers <= self.max_registers)
+
+    def complaint(self, hardware: Hardware) -> str:
+        """Why the block does not fit, itemised, in one line."""
+        if self.sram_bytes > self.sram_capacity:
+            sum_ = " + ".join(f"{name} {bytes_:,}" for name, bytes_ in self.items.items())
+            return (f"kernel {self.kernel} needs {self.sram_bytes:,} B of SRAM ({sum_}); "
+                    f"{hardware.name} gives a block {self.sram_capacity:,} B")  # fmt: skip
+        if hardware.tmem is not None and self.tmem_bytes > hardware.tmem.capacity_bytes:
+            return (f"kernel {self.kernel} needs {self.tmem_bytes:,} B of tensor memory; "
+                    f"{hardware.name} has {hardware.tmem.capacity_bytes:,} B")  # fmt: skip
+        if self.threads > hardware.max_threads_per_block:
+            return (f"kernel {self.kernel} needs {self.threads} threads; "
+                    f"{hardware.name} gives a block {hardware.max_threads_per_block}")  # fmt: skip
+        return (f"kernel {self.kernel} keeps about {self.registers} registers a thread in its tiles "
+                f"({self.threads} threads); {hardware.name} has {self.max_registers} a thread")  # fmt: skip
+
+
+def placement(kernel: Kernel, schedule: Schedule, hardware: Hardware) -> dict[str, Place]:
+    """Where each tile of a kernel lives.
+
+    Loaded tiles live in SRAM and computed ones in registers, unless the schedule says otherwise.  What the matrix
+    unit cannot take from registers is staged where it can: operands in SRAM or tensor memory, accumulators in tensor
+    memory.  Raises InputError where the schedule keeps an operand in registers that the unit cannot read there.
+    """
+    places: dict[str, Place] = {}
+    for node, _ in walk(kernel.body):
+        for tile in tiles(node):
+            places.setdefault(tile.name, "sram" if isinstance(node, Load) else "registers")
+    for node, _ in walk(kernel.body):
+        if not isinstance(node, Compute) or node.op != "matmul" or not on_matrix_unit(node):
+            continue
+        if hardware.matrix.accumulator == "tmem":
+            places[node.out.name] = "tmem"
+        for tile in map(tile_of, node.args):
+            if places[tile.name] == "registers" and not _reads_registers(hardware):
+                if schedule.place.get(tile.name) == "registers":
+                    raise InputError(f"place: tile {tile.name} cannot stay in registers on {hardware.name}: "
+                                     f"{hardware.matrix.name} reads operands from {hardware.matrix.operand_a}")  # fmt: skip
+                places[tile.name] = "sram" if hardware.staged_operand else "tmem"
+    return places | {name: place for name, place in schedule.place.items() if name in places}
+
+
+def on_matrix_unit(node: Compute) -> bool:
+    """Whether a matmul runs on the matrix unit; fp32 products run on the vector lanes (no silent TF32)."""
+    return all(tile_of(a).dtype != "fp32" for a in node.args)
+
+
+def _reads_registers(hardware: Hardware) -> bool:
+    return hardware.matrix.operand_a in ("registers", "either")
+
+
+def footprint(kernel: Kernel, schedule: Schedule, hardware: Hardware) -> Footprint:
+    """SRAM, registers, threads and resident blocks of one kernel."""
+    places = placement(kernel, schedule, hardware)
+    parts = segments(kernel, schedule)
+    items = _sram_items(parts, places)
+    used = sum(items.values())
+    groups = max(sum(role.count for role in part.order.roles) for part in parts)
+    workers = max(max(role.count for role in part.order.roles) for part in parts)
+    threads = groups * hardware.group_threads
+    alive = _peak_bytes(parts, places, "registers")
+    registers = OTHER_REGISTERS + -(-alive // (4 * workers * hardware.group_threads))
+    tmem = _peak_bytes(parts, places, "tmem")
+    resident, limit = _resident(hardware, used, tmem, registers, threads)
+    return Footprint(
+        kernel=kernel.name,
+        items=items,
+        sram_bytes=used,
+        sram_capacity=hardware.sram.block_capacity_bytes,
+        tmem_bytes=tmem,
+        threads=threads,
+        registers=registers,
+        max_registers=hardware.max_registers_per_thread,
+        resident=resident,
+        limit=limit,
+    )
+
+
+def footprints(program: Program, schedule: Schedule, hardware: Hardware) -> dict[str, Footprint]:
+    """The footprint of each kernel, by name.
+
+    Raises InputError where the schedule places a tile that no kernel has.
+    """
+    known = {tile.name for k in program.kernels for node, _ in walk(k.body) for tile in tiles(node)}
+    if unknown := sorted(schedule.place.keys() - known):
+        raise InputError(f"place: the program has no tile {unknown[0]!r} (it has {', '.join(sorted(known))})")
+    return {k.name: footprint(k, schedule, hardware) for k in program.kernels}
+
+
+def _resident(hardware: Hardware, sram: int, tmem: int, registers: int, threads: int) -> tuple[int, str]:
+    """How many blocks fit on a processor at one time, and the limit that binds (0 when one does not fit)."""
+    limits = {}
+    if sram > hardware.sram.block_capacity_bytes or threads > hardware.max_threads_per_block:
+        return 0, "SRAM" if sram > hardware.sram.block_capacity_bytes else "threads"
+    if held := sram + hardware.sram.reserved_per_block_bytes:
+        limits["SRAM"] = hardware.sram.capacity_bytes // held
+    if tmem and hardware.tmem is not None:
+        limits["tensor memory"] = hardware.tmem.capacity_bytes // tmem
+    if hardware.registers is not None:
+        used = min(registers, hardware.max_registers_per_thread or registers)
+        limits["registers"] = hardware.registers // (used * threads)
+    if hardware.max_threads is not None:
+        limits["threads"] = hardware.max_threads // threads
+    if hardware.max_blocks is not None:
+        limits["blocks"] = hardware.max_blocks
+    limit = min(limits, key=lambda name: limits[name])
+    return limits[limit], limit
+
+
+def _sram_items(parts: Sequence[Segment], places: Places) -> dict[str, int]:
+    """SRAM bytes by tile: what outlives a loop, and the largest loop's own tiles with their buffers."""
+    common: dict[str, int] = {}
+    loops: list[dict[str, int]] = [{}]
+    for part in parts:
+        own: dict[str, int] = {}
+        for phase in part.phases:
+            for node in phase.nodes:
+                for tile in tiles(node):
+                    if places[tile.name] != "sram" or tile.name in common:
+                        continue
+                    slots = part.order.slots.get(tile.name, 1)
+                    label = tile.name if slots == 1 else f"{tile.name} x{slots}"
+                    own[label] = slots * tile.bytes
+        if part.loop is None:
+            common |= own
+        else:
+            loops.append(own)
+    return common | max(loops, key=lambda items: sum(items.values()))
+
+
+def _lines(parts: Sequence[Segment]) -> Iterator[tuple[int, Leaf]]:
+    for n, part in enumerate(parts):
+        for phase in part.phases:
+            for node in phase.nodes:
+                yield n, node
+
+
+def _peak_bytes(parts: Sequence[Segment], places: Places, place: Place) -> int:
+    """Most bytes of tiles in `place` that are alive at one time.
+
+    A tile lives from its first write to its last use, through the whole of a loop that carries it.  An elementwise
+    result takes the room of an argument that ends there; a matrix product cannot.
+    """
+    lines = list(_lines(parts))
+    span: dict[str, tuple[int, int]] = {}
+    size: dict[str, int] = {}
+    home: dict[str, int] = {}
+    for at, (part, node) in enumerate(lines):
+        for tile in tiles(node):
+            if places[tile.name] != place:
+                continue
+            size[tile.name] = tile.bytes
+            first, _ = span.get(tile.name, (at, at))
+            home.setdefault(tile.name, part)
+            span[tile.name] = (first, at)
+    last_of = {part: at for at, (part, _) in enumerate(lines)}
+    for part, node in lines:
+        for name in {tile.name for tile in tiles(node)} & span.keys():
+            if home[name] != part and parts[part].loop is not None:
+                span[name] = (span[name][0], max(span[name][1], last_of[part]))
+    peak = 0
+    for at, (_, node) in enumerate(lines):
+        ends = isinstance(node, Compute) and node.op != "matmul"
+        made = writes(node) - reads(node)
+        live = sum(
+            size[name]
+            for name, (first, last) in span.items()
+            if first <= at <= last and not (ends and last == at and name not in made)
+        )
+        peak = max(peak, live)
+    return peak

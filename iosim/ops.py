@@ -1,0 +1,225 @@
+"""What a tile program may compute: one row an operation.
+
+A row gives the shape of the result, the meaning in numpy, and the work by unit.  Tiles are 2-D; a statistic
+of the rows is (rows, 1), so that numpy's broadcasting is the only rule.  In `run` the arrays may carry leading
+axes (one entry a block), and the result goes to `out`, which may be an argument, where it is given.  Work is
+counted on whole tiles, as the hardware executes them:
+
+    matrix   FLOPs (a multiply-add is two)
+    vector   FP32 lane operations (a fused multiply-add is one)
+    exp      special-function operations (exp2, log2, reciprocal)
+
+Infinities are handled here, once: exp(scale * (-inf - m)) is 0 whatever m is, x / 0 is 0 and log 0 is -inf.
+A fully masked row then gives O = 0 and a log-sum-exp of -inf without a special case anywhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from iosim.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Array: TypeAlias = NDArray[np.float32]
+
+Shape: TypeAlias = tuple[int, int]
+Params: TypeAlias = Mapping[str, Any]
+Work: TypeAlias = Mapping[str, int]
+
+
+class ShapeError(InputError):
+    """Tiles of shapes that an operation cannot combine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operation; see the module's docstring.  One that `selects` gives values of its operands, or -inf."""
+
+    shape: Callable[[tuple[Shape, ...], Params], Shape]
+    run: Callable[..., Array]
+    work: Callable[[Shape, tuple[Shape, ...]], Work]
+    selects: bool = False
+
+
+def _broadcast(shapes: tuple[Shape, ...], _: Params) -> Shape:
+    rows, cols = (max(axis) for axis in zip(*shapes, strict=True))
+    if any(s[0] not in (1, rows) or s[1] not in (1, cols) for s in shapes):
+        raise ShapeError(f"tiles of shapes {', '.join(map(str, shapes))} do not broadcast")
+    return rows, cols
+
+
+def _given(_: tuple[Shape, ...], params: Params) -> Shape:
+    rows, cols = params["shape"]
+    return rows, cols
+
+
+def _product(shapes: tuple[Shape, ...], _: Params) -> Shape:
+    (rows, inner), (inner_b, cols) = shapes
+    if inner != inner_b:
+        raise ShapeError(f"matmul of {shapes[0]} and {shapes[1]}: the inner sizes {inner} and {inner_b} differ")
+    return rows, cols
+
+
+def _column(shapes: tuple[Shape, ...], _: Params) -> Shape:
+    return shapes[0][0], 1
+
+
+def _fill(*, shape: Shape, value: float, out: Array | None = None) -> Array:
+    import numpy as np
+
+    if out is None:
+        return np.full(shape, value, np.float32)
+    out.fill(value)
+    return out
+
+
+def _matmul(a: Array, b: Array, *, out: Array | None = None) -> Array:
+    """a @ b.  Leading axes that only one operand has become rows or columns of one large product."""
+    import numpy as np
+
+    lead = range(a.ndim - 2)
+    both = [n for n in lead if a.shape[n] == b.shape[n]]
+    left = [n for n in lead if a.shape[n] > b.shape[n]]
+    right = [n for n in lead if a.shape[n] < b.shape[n]]
+    batch = [a.shape[n] for n in both]
+    r, c = a.shape[-2], b.shape[-1]
+    a_rows = a.transpose(*both, *left, *right, -2, -1).reshape(*batch, -1, a.shape[-1])
+    b_cols = b.transpose(*both, *left, -2, *right, -1).reshape(*batch, b.shape[-2], -1)
+    order = [*both, *left, -2, *right, -1]  # of the product's axes in memory
+    into = None
+    if out is not None:
+        into = out.transpose(order).reshape(*batch, a_rows.shape[-2], b_cols.shape[-1])
+        if not np.may_share_memory(into, out):  # `out` is laid out in another order
+            into = None
+    product = np.matmul(a_rows, b_cols, out=into)
+    if into is not None and out is not None:
+        return out
+    sizes = (*batch, *(a.shape[n] for n in left), r, *(b.shape[n] for n in right), c)
+    product = product.reshape(sizes).transpose(np.argsort([n % a.ndim for n in order]))
+    return product if out is None else _copy(product, out)
+
+
+def _copy(a: Array, out: Array) -> Array:
+    out[...] = a
+    return out
+
+
+def _mask(x: Array, *, row: Any, col: Any, keys: int, diagonal: int | None, out: Array | None = None) -> Array:
+    """-inf where the key's index is not below `keys`, or exceeds the query's index + `diagonal`."""
+    import numpy as np
+
+    end = np.full((x.shape[-2], 1), keys, np.int32)  # keys that a row sees
+    if diagonal is not None:
+        query = np.asarray(row, np.int32)[..., None, None] + np.arange(x.shape[-2], dtype=np.int32)[:, None]
+        end = np.minimum(end, query + np.int32(diagonal + 1))
+    hidden = np.arange(x.shape[-1], dtype=np.int32) >= end - np.asarray(col, np.int32)[..., None, None]
+    out = np.empty(np.broadcast_shapes(x.shape, hidden.shape), np.float32) if out is None else out
+    if out is not x:
+        out[...] = x
+    np.copyto(out, np.float32(-np.inf), where=hidden)
+    return out
+
+
+_LEAST = -87.0  # exp of less is below 2^-126
+
+
+def _exp(x: Array, m: Array, *, scale: float, out: Array | None = None) -> Array:
+    """exp(scale * (x - m)), with 0 where x is -inf; results below 2^-126 are flushed to 0, as GPUs do."""
+    import numpy as np
+
+    m = np.where(np.isneginf(m), np.float32(0), m)
+    out = np.subtract(x, m, out=out)
+    if scale != 1:
+        out *= np.float32(scale)
+    least = np.float32(_LEAST)
+    np.clip(out, least, np.float32(np.inf), out=out)  # numpy's exp is slow where its result is subnormal
+    np.exp(out, out=out)
+    out -= np.exp(least)
+    return out
+
+
+def _div(a: Array, b: Array, *, out: Array | None = None) -> Array:
+    import numpy as np
+
+    with np.errstate(divide="ignore"):
+        inverse = np.where(b == 0, np.float32(0), np.float32(1) / b)
+    return np.multiply(a, inverse, out=out)
+
+
+def _log(a: Array, *, out: Array | None = None) -> Array:
+    import numpy as np
+
+    with np.errstate(divide="ignore"):
+        return np.log(a, out=out)
+
+
+def _max(a: Array, b: Array, *, out: Array | None = None) -> Array:
+    import numpy as np
+
+    return np.maximum(a, b, out=out)
+
+
+def _add(a: Array, b: Array, *, out: Array | None = None) -> Array:
+    import numpy as np
+
+    return np.add(a, b, out=out)
+
+
+def _mul(a: Array, b: Array, *, out: Array | None = None) -> Array:
+    import numpy as np
+
+    return np.multiply(a, b, out=out)
+
+
+def _scale(a: Array, *, by: float, out: Array | None = None) -> Array:
+    import numpy as np
+
+    return np.multiply(a, np.float32(by), out=out)
+
+
+def _rowmax(a: Array, *, out: Array | None = None) -> Array:
+    import numpy as np
+
+    return np.max(a, -1, keepdims=True, out=out)
+
+
+def _rowsum(a: Array, *, out: Array | None = None) -> Array:
+    import numpy as np
+
+    return np.sum(a, -1, keepdims=True, out=out)
+
+
+def _cast(a: Array, *, out: Array | None = None) -> Array:
+    """The same values: whoever runs an operation rounds the result to the dtype of its tile."""
+    return a if out is None else _copy(a, out)
+
+
+def _size(shape: Shape) -> int:
+    return shape[0] * shape[1]
+
+
+def _lanes(count: int) -> Callable[[Shape, tuple[Shape, ...]], Work]:
+    """`count` vector operations an element of the largest tile involved."""
+    return lambda out, args: {"vector": count * max(map(_size, (out, *args)))}
+
+
+OPS: Mapping[str, Op] = {
+    "fill": Op(_given, _fill, _lanes(1)),
+    "matmul": Op(_product, _matmul, lambda out, args: {"matrix": 2 * _size(out) * args[0][1]}),
+    "mask": Op(lambda shapes, _: shapes[0], _mask, _lanes(2), selects=True),
+    "rowmax": Op(_column, _rowmax, _lanes(1), selects=True),
+    "rowsum": Op(_column, _rowsum, _lanes(1)),
+    "max": Op(_broadcast, _max, _lanes(1), selects=True),
+    "add": Op(_broadcast, _add, _lanes(1)),
+    "mul": Op(_broadcast, _mul, _lanes(1)),
+    "div": Op(_broadcast, _div, lambda out, args: {"vector": _size(out), "exp": _size(args[1])}),
+    "exp": Op(_broadcast, _exp, lambda out, _: {"vector": _size(out), "exp": _size(out)}),
+    "log": Op(_broadcast, _log, lambda out, _: {"vector": _size(out), "exp": _size(out)}),
+    "scale": Op(_broadcast, _scale, _lanes(1)),
+    "cast": Op(_broadcast, _cast, _lanes(1)),
+}

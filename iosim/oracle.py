@@ -1,0 +1,161 @@
+"""Attention in float64, and how far a kernel that computes weights less exactly may be from it.
+
+This module is what replay is held against, so it shares nothing with it: no tile, no online softmax, no rounding.
+It works on bands of query rows and never forms more than a band of scores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from iosim.problem import Attention
+
+    Single: TypeAlias = NDArray[np.float32]
+    Double: TypeAlias = NDArray[np.float64]
+
+CONFIDENCE = 8.0  # standard deviations: a normal variable exceeds them with a probability of 1e-15
+_ROUNDOFF = 2.0**-24  # of float32
+
+
+@dataclass(frozen=True, slots=True)
+class Slack:
+    """How exactly a kernel computes; check.py derives the numbers.
+
+    With R = scale * |q| * max |k|, which no score exceeds: a score may be wrong by `score` * R, and by `stored` times
+    itself plus `least` when it is stored; a weight relative to itself by `range` * R + `weight`, which the denominator
+    shares; the denominator or the sum of w v by `sums`; a weight once more, unshared, by `rounding`, and by `floor`
+    relative to the largest weight of its row.
+    """
+
+    score: float
+    stored: float
+    least: float
+    range: float
+    weight: float
+    sums: float
+    rounding: float
+    floor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Some heads' keys and values, with what every band of rows needs of them.
+
+    `values_std` is the standard deviation of V where V is normal, of mean 0 and independent of Q and K.
+    """
+
+    attention: Attention
+    k: Double  # (heads, n_k, d)
+    v: Double  # (heads, n_k, d_v)
+    square_v: Single  # v^2
+    values_std: float | None
+    largest_k: Double  # (heads, 1, 1), the largest |k| of a key
+    all_v: Double  # (heads, 1, d_v), bounds the sum of any weights up to 1 times v
+
+    @classmethod
+    def of(cls, attention: Attention, k: Single, v: Single, values_std: float | None) -> Heads:
+        """Heads with keys `k` of shape (heads, n_k, d) and values `v`."""
+        exact = k.astype(np.float64)
+        largest_k = np.sqrt(np.einsum("hjd,hjd->hj", exact, exact).max(-1))[:, None, None]
+        all_v = np.abs(v).sum(-2, dtype=np.float64, keepdims=True)
+        if values_std is not None:
+            all_v = np.minimum(all_v, CONFIDENCE * values_std * np.sqrt(attention.n_k))
+        return cls(attention, exact, v.astype(np.float64), v * v, values_std, largest_k, all_v)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The exact result for a band of rows of each head, and how far a kernel's errors may move it.
+
+    For stored scores also how far these are from the exact ones, as a share of what is allowed.
+    """
+
+    o: Double  # (heads, rows, d_v)
+    lse: Double  # (heads, rows)
+    o_slack: Double
+    lse_slack: Double
+    score_ratio: Double  # (heads, rows)
+
+
+def attend(heads: Heads, q: Single, first: int, slack: Slack, stored: Sequence[Single] = ()) -> list[Rows]:
+    """Rows `first`, first + 1, ... of attention, for queries `q` of shape (heads, rows, d).
+
+    Then, for each array of (heads, rows, n_k) scaled scores in `stored`, as a kernel rounded and stored them: how good
+    they are, and the exact softmax and output of these scores.
+    """
+    a = heads.attention
+    last = first + q.shape[1] + a.diagonal if a.causal else a.n_k
+    seen = max(1, min(a.n_k, last))  # no row of this band sees more keys
+    exact_q = q.astype(np.float64)
+    reach = a.scale * np.sqrt((exact_q**2).sum(-1, keepdims=True)) * heads.largest_k
+    scores = (exact_q * a.scale) @ heads.k[:, :seen].swapaxes(-1, -2)
+    hidden = None
+    if a.causal:
+        hidden = np.arange(seen) > np.arange(first, first + q.shape[1])[:, None] + a.diagonal
+    ratios = [_score_ratio(s[..., :seen], scores, reach, hidden, slack) for s in stored]
+    wrong = slack.range * reach + slack.weight
+    out = [_softmax(heads, scores, hidden, slack.score * reach + wrong, slack, np.zeros(q.shape[:2]))]
+    for s, ratio in zip(stored, ratios, strict=True):
+        out.append(_softmax(heads, s[..., :seen].astype(np.float64), hidden, wrong, slack, ratio))
+    return out
+
+
+def _score_ratio(
+    stored: Single, scores: Double, reach: Double, hidden: NDArray[np.bool_] | None, slack: Slack
+) -> Double:
+    """The largest error of each row's stored scores over what is allowed; infinite where one is no number."""
+    exact = scores.astype(np.float32)
+    error = stored - exact
+    np.abs(error, out=error)
+    np.abs(exact, out=exact)
+    exact *= np.float32(slack.stored + _ROUNDOFF)
+    exact += ((slack.score + _ROUNDOFF) * reach + slack.least).astype(np.float32)
+    error /= exact
+    if hidden is not None:
+        error[:, hidden] = 0
+    worst: Double = error.max(-1).astype(np.float64)
+    worst[np.isnan(worst)] = np.inf
+    return worst
+
+
+def _softmax(
+    heads: Heads, scores: Double, hidden: NDArray[np.bool_] | None, wrong: Double, slack: Slack, ratio: Double
+) -> Rows:
+    """Softmax of the scores, which become weights, times V; `wrong` is the relative error of a kernel's weights.
+
+    With p the exact weights and p (1 + e) the kernel's, both with sum 1, O moves by the sum of p e (v - O), at most
+    max |e| times the sum of p |v - O|, which is at most the deviation of V under p.  Errors that the denominator does
+    not share move it by the sum of p e v, at most max |e| times the root of the sum of p v^2.  Where V is normal and
+    independent of the weights and so of their errors, both sums are normal too, with a deviation of at most
+    max |e| |p|: mostly far less.
+    """
+    seen = scores.shape[-1]
+    if hidden is not None:
+        scores[:, hidden] = -np.inf
+    top = scores.max(-1, keepdims=True)
+    top[np.isneginf(top)] = 0
+    scores -= top
+    np.exp(scores, out=scores)
+    total = scores.sum(-1, keepdims=True)
+    over = np.divide(1, total, out=np.zeros_like(total), where=total > 0)
+    o = (scores @ heads.v[:, :seen]) * over
+    weights = scores.astype(np.float32)
+    square = (weights @ heads.square_v[:, :seen]) * over
+    blur = 32 * np.sqrt(seen) * _ROUNDOFF * square  # of a float32 sum
+    deviation, size = np.sqrt(np.maximum(square - o * o, 0) + blur), np.sqrt(square + blur)
+    if heads.values_std is not None:
+        chance = CONFIDENCE * heads.values_std * np.sqrt(np.einsum("hij,hij->hi", weights, weights))[..., None] * over
+        deviation, size = np.minimum(deviation, chance), np.minimum(size, chance)
+    moved = np.expm1(2 * wrong) * deviation + (slack.sums + slack.rounding) * size
+    moved += slack.floor * heads.all_v * (total > 0)
+    with np.errstate(divide="ignore"):
+        lse = (top + np.log(total))[..., 0]
+    return Rows(o, lse, moved, wrong[..., 0] + slack.sums, ratio)

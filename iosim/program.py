@@ -1,0 +1,559 @@
+"""The tile language: the nouns of a tile program, the builder that writes one, `check` and `show`.
+
+    Program = kernels that run one after another
+    Kernel  = a grid of independent blocks that all run one body
+    body    = Load | Store | Compute | Loop
+
+A block sees only its own tiles.  A tile that is made in a loop body dies at the end of the iteration; a tile
+that is made before the loop and written in it is carried from one iteration to the next.  Tiles have their
+full shape at ragged edges: loads fill with zeros, stores drop what lies outside, and bytes count only what
+lies inside.  Which values are computed and which bytes move is said here; when, where on chip and by whom is
+said by a Schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import prod
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias
+
+from iosim.dtypes import dtype as dtype_of
+from iosim.errors import InputError
+from iosim.index import Ex, Expr, Index, Times, affine, at, indices, least, most, plus
+from iosim.ops import OPS, Shape
+
+Role: TypeAlias = Literal["in", "out", "scratch"]
+
+
+class ProgramError(InputError):
+    """A tile program that breaks a rule of the language."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An array in device memory.  `tensor[i, rows(j, n)]` makes a View; missing trailing axes are taken whole."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    role: Role
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.shape) * dtype_of(self.dtype).bytes
+
+    def __getitem__(self, index: Ex | Span | tuple[Ex | Span, ...]) -> View:
+        given = index if isinstance(index, tuple) else (index,)
+        whole = tuple(Span(0, size) for size in self.shape[len(given) :])
+        return View(self, given + whole)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """`size` consecutive indices of one axis, from `start` on."""
+
+    start: Ex
+    size: int
+
+
+def rows(i: Ex, n: int) -> Span:
+    """The i-th run of n indices."""
+    return Span(i * n, n)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The part of a tensor that a tile holds: per axis one index or a Span; one or two Spans; starts are affine."""
+
+    tensor: Tensor
+    index: tuple[Ex | Span, ...]
+
+    @property
+    def shape(self) -> Shape:
+        """The tile's shape: a view with one Span is a column (rows, 1)."""
+        sizes = [ix.size for ix in self.index if isinstance(ix, Span)]
+        if len(self.index) != len(self.tensor.shape) or len(sizes) not in (1, 2):
+            raise ProgramError(f"{self}: a view needs an index for each of the {len(self.tensor.shape)} axes "
+                               f"of {self.tensor.name}, one or two of them spans")  # fmt: skip
+        return sizes[0], (sizes[1] if len(sizes) == 2 else 1)
+
+    @property
+    def is_row_statistic(self) -> bool:
+        """One number a row, like the log-sum-exp; the papers' byte counts leave these out."""
+        return self.shape[1] == 1 and sum(isinstance(ix, Span) for ix in self.index) == 1
+
+    @property
+    def starts(self) -> tuple[Ex, ...]:
+        return tuple(ix.start if isinstance(ix, Span) else ix for ix in self.index)
+
+    @property
+    def indices(self) -> frozenset[str]:
+        return frozenset().union(*map(indices, self.starts))
+
+    def __str__(self) -> str:
+        parts = []
+        for ix, size in zip(self.index, self.tensor.shape, strict=False):
+            if not isinstance(ix, Span):
+                parts.append(str(ix))
+            elif ix == Span(0, size):
+                parts.append(":")
+            elif isinstance(ix.start, Times) and ix.start.factor == ix.size:
+                parts.append(f"{ix.start} : ({ix.start.a} + 1)*{ix.size}")
+            else:
+                parts.append(f"{ix.start} : {ix.start + ix.size}")
+        return f"{self.tensor.name}[{', '.join(parts)}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A 2-D array on chip; whether in SRAM or in registers is the schedule's choice."""
+
+    name: str
+    shape: Shape
+    dtype: str = "fp32"
+
+    @property
+    def T(self) -> Transposed:  # noqa: N802 - numpy's name
+        return Transposed(self)
+
+    @property
+    def bytes(self) -> int:
+        return self.shape[0] * self.shape[1] * dtype_of(self.dtype).bytes
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Transposed:
+    """A tile read with its axes exchanged, as an operand."""
+
+    tile: Tile
+
+    @property
+    def shape(self) -> Shape:
+        return self.tile.shape[1], self.tile.shape[0]
+
+    def __str__(self) -> str:
+        return f"{self.tile.name}.T"
+
+
+Operand: TypeAlias = Tile | Transposed
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """A node runs only while lo <= index < hi."""
+
+    index: str
+    lo: Ex
+    hi: Ex
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    tile: Tile
+    view: View
+    phase: str
+    when: When | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Write a tile, rounded to the tensor's dtype; `add` reduces into fp32 device memory in any order."""
+
+    view: View
+    tile: Tile
+    phase: str
+    add: bool = False
+    when: When | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """out = op(*args, **params), or out += op(...) with `add`."""
+
+    op: str
+    out: Tile
+    args: tuple[Operand, ...]
+    params: tuple[tuple[str, Any], ...]
+    phase: str
+    add: bool = False
+    when: When | None = None
+
+    @property
+    def work(self) -> Mapping[str, int]:
+        """Amounts by unit for one execution, see ops."""
+        return OPS[self.op].work(self.out.shape, tuple(a.shape for a in self.args))
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """`body` for index = lo, ..., hi - 1; bounds depend on grid and outer loop indices."""
+
+    index: str
+    lo: Ex
+    hi: Ex
+    body: tuple[Node, ...]
+
+
+Node: TypeAlias = Load | Store | Compute | Loop
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A grid of independent blocks; the last grid axis runs fastest in launch order.
+
+    `operands_once` marks a library kernel: the papers count its operands once, however its tiles re-read them.
+    """
+
+    name: str
+    grid: tuple[tuple[str, int], ...]
+    body: tuple[Node, ...]
+    operands_once: bool = False
+
+    @property
+    def blocks(self) -> int:
+        return prod(extent for _, extent in self.grid)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    name: str
+    tensors: tuple[Tensor, ...]
+    kernels: tuple[Kernel, ...]
+
+
+def walk(
+    body: Sequence[Node], loops: tuple[Loop, ...] = ()
+) -> Iterator[tuple[Load | Store | Compute, tuple[Loop, ...]]]:
+    """Every load, store and compute below `body` with the loops around it, in program order."""
+    for node in body:
+        if isinstance(node, Loop):
+            yield from walk(node.body, (*loops, node))
+        else:
+            yield node, loops
+
+
+def reads(node: Load | Store | Compute) -> frozenset[str]:
+    """Names of the tiles that a node reads."""
+    if isinstance(node, Load):
+        return frozenset()
+    if isinstance(node, Store):
+        return frozenset((node.tile.name,))
+    names = frozenset(tile_of(a).name for a in node.args)
+    return names | {node.out.name} if node.add else names
+
+
+def writes(node: Load | Store | Compute) -> frozenset[str]:
+    """Names of the tiles that a node writes."""
+    if isinstance(node, Store):
+        return frozenset()
+    return frozenset((node.tile.name if isinstance(node, Load) else node.out.name,))
+
+
+def tile_of(operand: Operand) -> Tile:
+    """The tile behind an operand."""
+    return operand.tile if isinstance(operand, Transposed) else operand
+
+
+def tiles(node: Load | Store | Compute) -> tuple[Tile, ...]:
+    """The tiles that a node touches, the one it makes first."""
+    if isinstance(node, Compute):
+        return (node.out, *map(tile_of, node.args))
+    return (node.tile,)
+
+
+@dataclass(slots=True)
+class Builder:
+    """Writes a Program.  Destination first: a new name makes a tile, a tile is overwritten.
+
+    p = Builder("copy")
+    X = p.tensor("X", (64, 32), "fp16", "in")
+    Y = p.tensor("Y", (64, 32), "fp16", "out")
+    with p.kernel("copy", i=4) as (i,):
+        p.store(Y[rows(i, 16)], p.load("x", X[rows(i, 16)]))
+    program = p.done()
+    """
+
+    name: str
+    _tensors: list[Tensor] = field(default_factory=list)
+    _kernels: list[Kernel] = field(default_factory=list)
+    _bodies: list[list[Node]] = field(default_factory=list)
+    _phase: str | None = None
+    _when: When | None = None
+
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: str, role: Role) -> Tensor:
+        self._tensors.append(Tensor(name, shape, dtype, role))
+        return self._tensors[-1]
+
+    @contextmanager
+    def kernel(self, name: str, *, operands_once: bool = False, **grid: int) -> Iterator[tuple[Index, ...]]:
+        """A kernel over a grid of named axes, outermost first."""
+        self._bodies.append([])
+        yield tuple(Index(axis) for axis in grid)
+        self._kernels.append(Kernel(name, tuple(grid.items()), tuple(self._bodies.pop()), operands_once))
+
+    @contextmanager
+    def loop(self, index: str, lo: Ex, hi: Ex) -> Iterator[Index]:
+        self._bodies.append([])
+        yield Index(index)
+        body = tuple(self._bodies.pop())
+        self._bodies[-1].append(Loop(index, lo, hi, body))
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """The unit that a schedule may order: the nodes in it run as one."""
+        self._phase, before = name, self._phase
+        yield
+        self._phase = before
+
+    @contextmanager
+    def when(self, index: Index, lo: Ex, hi: Ex) -> Iterator[None]:
+        """The nodes in it run only while lo <= index < hi; where that is never, they are left out."""
+        self._when, before = When(index.name, lo, hi), self._when
+        yield
+        self._when = before
+
+    def load(self, name: str, view: View) -> Tile:
+        tile = Tile(name, view.shape, view.tensor.dtype)
+        self._append(Load(tile, view, self._phase or name, self._when))
+        return tile
+
+    def store(self, view: View, tile: Tile, *, add: bool = False) -> None:
+        if view.shape != tile.shape:
+            raise ProgramError(f"{self.name}: store of tile {tile} {tile.shape} to {view} of shape {view.shape}")
+        self._append(Store(view, tile, self._phase or "compute", add, self._when))
+
+    def fill(self, out: str | Tile, *, shape: Shape, value: float) -> Tile:
+        return self._compute("fill", out, (), shape=shape, value=value)
+
+    def matmul(self, out: str | Tile, a: Operand, b: Operand, *, add: bool = False) -> Tile:
+        return self._compute("matmul", out, (a, b), add=add)
+
+    def mask(self, x: Tile, *, row: Ex, col: Ex, keys: int, diagonal: int | None) -> Tile:
+        """-inf where key col + c is not below `keys`, or above query row + r plus `diagonal` (None: no diagonal)."""
+        return self._compute("mask", x, (x,), row=row, col=col, keys=keys, diagonal=diagonal)
+
+    def rowmax(self, out: str | Tile, a: Operand) -> Tile:
+        return self._compute("rowmax", out, (a,))
+
+    def rowsum(self, out: str | Tile, a: Operand) -> Tile:
+        return self._compute("rowsum", out, (a,))
+
+    def max(self, out: str | Tile, a: Operand, b: Operand) -> Tile:
+        return self._compute("max", out, (a, b))
+
+    def add(self, out: str | Tile, a: Operand, b: Operand) -> Tile:
+        return self._compute("add", out, (a, b))
+
+    def mul(self, out: str | Tile, a: Operand, b: Operand) -> Tile:
+        return self._compute("mul", out, (a, b))
+
+    def div(self, out: str | Tile, a: Operand, b: Operand) -> Tile:
+        """a / b, and 0 where b is 0."""
+        return self._compute("div", out, (a, b))
+
+    def exp(self, out: str | Tile, x: Operand, m: Operand, *, scale: float = 1.0) -> Tile:
+        """exp(scale * (x - m)), and 0 where x is -inf."""
+        return self._compute("exp", out, (x, m), scale=scale)
+
+    def log(self, out: str | Tile, a: Operand) -> Tile:
+        return self._compute("log", out, (a,))
+
+    def scale(self, out: str | Tile, a: Operand, *, by: float) -> Tile:
+        return self._compute("scale", out, (a,), by=by)
+
+    def cast(self, out: str, a: Operand, dtype: str) -> Tile:
+        """Round to `dtype`, as a matrix unit's operand is."""
+        return self._compute("cast", Tile(out, a.shape, dtype), (a,))
+
+    def copy(self, out: Tile, a: Operand) -> Tile:
+        """Overwrite a tile with another of its dtype."""
+        return self._compute("cast", out, (a,))
+
+    def done(self) -> Program:
+        """The finished program, checked."""
+        program = Program(self.name, tuple(self._tensors), tuple(self._kernels))
+        check(program)
+        return program
+
+    def _compute(
+        self, op: str, out: str | Tile, args: tuple[Operand, ...], *, add: bool = False, **params: Any
+    ) -> Tile:
+        shape = OPS[op].shape(tuple(a.shape for a in args), params)
+        tile = Tile(out, shape) if isinstance(out, str) else out
+        if tile.shape != shape:
+            raise ProgramError(f"{self.name}: {op} gives a tile of shape {shape}, but {tile} has {tile.shape}")
+        self._append(Compute(op, tile, args, tuple(params.items()), self._phase or "compute", add, self._when))
+        return tile
+
+    def _append(self, node: Load | Store | Compute) -> None:
+        w = self._when
+        if w is None or isinstance(w.lo, Expr) or isinstance(w.hi, Expr) or w.lo < w.hi:
+            self._bodies[-1].append(node)
+
+
+def check(program: Program) -> None:
+    """Raise ProgramError, with the kernel and the node, for the first rule of the language that is broken."""
+    written = {t.name for t in program.tensors if t.role == "in"}
+    based: set[str] = set()
+    if len({t.name for t in program.tensors}) < len(program.tensors):
+        raise ProgramError(f"{program.name}: two tensors have one name")
+    if len({k.name for k in program.kernels}) < len(program.kernels):
+        raise ProgramError(f"{program.name}: two kernels have one name")
+    for kernel in program.kernels:
+        where = f"{program.name}, kernel {kernel.name}"
+        scope = {axis for axis, _ in kernel.grid}
+        if len(scope) < len(kernel.grid) or any(extent < 1 for _, extent in kernel.grid):
+            raise ProgramError(f"{where}: grid {dict(kernel.grid)} needs distinct axes of extent 1 or more")
+        _check_body(where, kernel.body, scope, {})
+        stores = [n for n, _ in walk(kernel.body) if isinstance(n, Store)]
+        for node, _ in walk(kernel.body):
+            if isinstance(node, Load) and node.view.tensor.name not in written:
+                raise ProgramError(
+                    f"{where}: {node.view} is loaded, but no earlier kernel stored {node.view.tensor.name}"
+                )
+        for store in stores:
+            name = store.view.tensor.name
+            if store.view.tensor.role == "in":
+                raise ProgramError(f"{where}: {store.view} is stored, but {name} is an input")
+            if store.add and name not in based:
+                raise ProgramError(f"{where}: {store.view} is added to, but no earlier kernel gave {name} a base")
+        plain = {s.view.tensor.name for s in stores if not s.add}
+        based |= plain
+        written |= {s.view.tensor.name for s in stores}
+    if missing := [t.name for t in program.tensors if t.name not in written]:
+        raise ProgramError(f"{program.name}: nothing stores {', '.join(missing)}")
+
+
+def _check_body(where: str, body: Sequence[Node], scope: set[str], tiles: dict[str, Tile]) -> None:
+    """One block body or loop body; `tiles` are the tiles alive when it begins."""
+    alive = dict(tiles)
+    phases: list[str] = []
+    for node in body:
+        if isinstance(node, Loop):
+            _check_indices(where, f"loop {node.index}", scope, node.lo, node.hi)
+            if node.index in scope:
+                raise ProgramError(f"{where}: loop index {node.index} is used by an outer loop or the grid")
+            _check_body(where, node.body, scope | {node.index}, alive)
+            continue
+        if missing := sorted(reads(node) - alive.keys()):
+            raise ProgramError(f"{where}: {line(node)} reads {missing[0]}, which no tile of this block holds there")
+        if not isinstance(node, Compute):
+            if any(affine(start) is None for start in node.view.starts):
+                raise ProgramError(f"{where}: {node.view} starts at an index that is not affine")
+            _check_indices(where, str(node.view), scope, *node.view.starts)
+        if node.when is not None:
+            _check_indices(where, line(node), scope, Index(node.when.index), node.when.lo, node.when.hi)
+        if isinstance(node, Compute):
+            values = [v for _, v in node.params if isinstance(v, Expr)]
+            _check_indices(where, line(node), scope, *values)
+        if not isinstance(node, Store):
+            made = node.tile if isinstance(node, Load) else node.out
+            if alive.get(made.name, made) != made:
+                raise ProgramError(f"{where}: {line(node)} makes a second tile called {made.name}")
+            alive[made.name] = made
+        if not phases or phases[-1] != node.phase:
+            phases.append(node.phase)
+    if tiles and len(set(phases)) < len(phases):
+        twice = next(p for p in phases if phases.count(p) > 1)
+        raise ProgramError(f"{where}: the nodes of phase {twice} are not consecutive")
+
+
+def _check_indices(where: str, what: str, scope: set[str], *exprs: Ex) -> None:
+    for e in exprs:
+        if unknown := sorted(indices(e) - scope):
+            raise ProgramError(f"{where}: {what} depends on {unknown[0]}, which is no index there")
+
+
+_INFIX = {"matmul": "@", "add": "+", "mul": "*", "div": "/"}
+
+
+def line(node: Load | Store | Compute, names: Mapping[Ex, str] = MappingProxyType({})) -> str:
+    """One node as pseudo-code; `names` are bounds that have been given a name."""
+    if isinstance(node, Load):
+        text = f"{node.tile} = load {node.view}"
+    elif isinstance(node, Store):
+        text = f"{'add' if node.add else 'store'} {node.view} {'+=' if node.add else '='} {node.tile}"
+    else:
+        args = [str(a) for a in node.args]
+        params = dict(node.params)
+        if node.op in _INFIX:
+            value = f" {_INFIX[node.op]} ".join(args)
+        elif node.op == "exp":
+            by = "" if params["scale"] == 1 else f"{params['scale']:.6g} * "
+            value = f"exp({by}({args[0]} - {args[1]}))"
+        elif node.op == "scale":
+            value = f"{args[0]} * {params['by']:.6g}"
+        elif node.op == "fill":
+            value = f"fill({params['value']:g}, {params['shape'][0]} x {params['shape'][1]})"
+        elif node.op == "cast":
+            same = node.out.dtype == tile_of(node.args[0]).dtype
+            value = args[0] if same else f"{args[0]} as {node.out.dtype}"
+        elif node.op == "mask":
+            shift = params["diagonal"]
+            diagonal = "" if shift is None else f", key <= {plus(Index('query'), shift)}"
+            value = f"mask({args[0]}: key < {params['keys']}{diagonal})"
+        else:
+            value = f"{node.op}({', '.join(args)})"
+        text = f"{node.out} {'+=' if node.add else '='} {value}"
+    return text if node.when is None else f"if {_condition(node.when, names)}: {text}"
+
+
+def _condition(when: When, names: Mapping[Ex, str]) -> str:
+    lo, hi = names.get(when.lo, str(when.lo)), names.get(when.hi, str(when.hi))
+    if names.get(when.hi) == f"{when.index}_end":
+        return f"{when.index} >= {lo}"
+    if names.get(when.lo) == f"{when.index}_begin":
+        return f"{when.index} < {hi}"
+    return f"{lo} <= {when.index} < {hi}"
+
+
+def show(program: Program) -> str:
+    """The program as pseudo-code: tensors, then for each kernel its grid and body, with phases as labels."""
+    out = [f"program {program.name}"]
+    for t in program.tensors:
+        out.append(f"  {t.role:7} {t.name} ({', '.join(map(str, t.shape))}) {t.dtype}")
+    for kernel in program.kernels:
+        axes = ", ".join(f"{axis} < {extent}" for axis, extent in kernel.grid)
+        out += ["", f"kernel {kernel.name}: {kernel.blocks} blocks ({axes})"]
+        out += _show_body(kernel.body, "  ")
+    return "\n".join(out)
+
+
+def _show_body(body: Sequence[Node], pad: str, names: Mapping[Ex, str] = MappingProxyType({})) -> list[str]:
+    out, phase = [], None
+    for node in body:
+        if isinstance(node, Loop):
+            known = _bounds(node)
+            out += [f"{pad}{name} = {bound}" for bound, name in known.items() if isinstance(bound, Expr)]
+            lo, hi = (known[b] if isinstance(b, Expr) else str(b) for b in (node.lo, node.hi))
+            out.append(f"{pad}for {node.index} in {lo} .. {hi}:")
+            out += _show_body(node.body, pad + "  ", known)
+            phase = None
+            continue
+        label = "" if isinstance(node, Load) or node.phase in (phase, "compute") else f"  # {node.phase}"
+        phase = node.phase
+        out.append(f"{pad}{line(node, names)}{label}")
+    return out
+
+
+def _bounds(loop: Loop) -> dict[Ex, str]:
+    """Names for the bounds of a loop, and for the guards on its index."""
+    known: dict[Ex, str] = {loop.lo: f"{loop.index}_begin"}
+    for node in loop.body:
+        if not isinstance(node, Loop) and node.when is not None and node.when.index == loop.index:
+            for bound in (node.when.lo, node.when.hi):
+                if isinstance(bound, Expr) and bound != loop.hi:
+                    known.setdefault(bound, f"{loop.index}_edge{len(known) if len(known) > 1 else ''}")
+    return known | {loop.hi: f"{loop.index}_end"}
+
+
+def extent(start: Ex, size: int, limit: int, env: Mapping[str, Any]) -> Any:
+    """How many of the `size` indices from `start` on lie in [0, limit): the clipped size, over ints or arrays."""
+    s = at(start, env)
+    return most(0, least(s + size, limit) - most(s, 0))

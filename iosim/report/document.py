@@ -1,0 +1,218 @@
+"""A comparison as the JSON document that other programs rely on (schema iosim.run/1), and as flat rows.
+
+Bytes and picoseconds are integers.  A value that cannot be had is null, with a `reason` beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import iosim
+from iosim.hardware import Hardware
+from iosim.study.run import Comparison, Run
+
+SCHEMA = "iosim.run/1"
+
+
+def document(comparison: Comparison, request: Mapping[str, Any]) -> dict[str, Any]:
+    """The whole comparison; `request` repeats what was asked for, so that the result can be had again."""
+    machines = {r.hardware.name: r.hardware for r in comparison.runs}
+    return {
+        "schema": SCHEMA,
+        "request": dict(request),
+        "provenance": {
+            "iosim": iosim.__version__,
+            "profile_hash": {name: machine.profile_hash for name, machine in machines.items()},
+        },
+        "pass": "forward",
+        "problem": comparison.problem.as_dict(),
+        "hardware": {name: _hardware(machine) for name, machine in machines.items()},
+        "runs": [_run(r) for r in comparison.runs],
+    }
+
+
+def _hardware(machine: Hardware) -> dict[str, Any]:
+    return {
+        "title": machine.title,
+        "processors": machine.processors,
+        "clock_hz": machine.clock_hz,
+        "hbm": {
+            "kind": machine.hbm.kind,
+            "capacity_bytes": machine.hbm.capacity_bytes,
+            "bandwidth_bytes_per_s": machine.hbm.bandwidth,
+        },
+        "l2_capacity_bytes": None if machine.l2 is None else machine.l2.capacity_bytes,
+        "sram_capacity_bytes": machine.sram.capacity_bytes,
+        "estimates": [e.name for e in machine.estimates()],
+    }
+
+
+def _run(r: Run) -> dict[str, Any]:
+    return {
+        "dataflow": r.dataflow.name,
+        "hardware": r.hardware.name,
+        "schedule": schedule_fields(r) | {"why": r.why},
+        "traffic": _traffic(r) | {"by_tensor": _by_tensor(r)},
+        "memory": {
+            "io_bytes": r.ledger.io_bytes,
+            "extra_bytes": r.ledger.extra_bytes,
+            "allocated_bytes": r.ledger.allocated_bytes,
+            "peak_bytes": r.ledger.peak_bytes,
+            "capacity_bytes": r.hardware.hbm.capacity_bytes,
+            "fits": r.fits,
+        },
+        "sram": {
+            "used_bytes": r.footprint.sram_bytes,
+            "capacity_bytes": r.footprint.sram_capacity,
+            "kernel": r.footprint.kernel,
+            "items": dict(r.footprint.items),
+        },
+        "flops": {
+            "convention": r.problem.flops,
+            "executed": r.ledger.executed_flops,
+            "vector_ops": _work(r, "vector"),
+            "exp_ops": _work(r, "exp"),
+        },
+        "time": _time(r),
+        "kernels": _kernels(r),
+        "units": {}
+        if r.timeline is None
+        else {
+            name: {"instances": u.instances, "busy_ps": u.busy_ps, "stalls_ps": dict(u.stalls_ps)}
+            for name, u in r.timeline.units.items()
+        },
+        "check": _check(r),
+    }
+
+
+def schedule_fields(r: Run) -> dict[str, Any]:
+    """The choices that this dataflow reads, and those that every timeline reads."""
+    whole = r.schedule.as_dict()
+    names = [*r.dataflow.uses, "stages", "groups"]
+    return {name: whole[name] for name in names} | {name: whole[name] for name in ("place", "orders") if whole[name]}
+
+
+def _traffic(r: Run) -> dict[str, int]:
+    return {
+        "hbm_read_bytes": r.ledger.hbm_read_bytes,
+        "hbm_write_bytes": r.ledger.hbm_write_bytes,
+        "hbm_add_bytes": r.ledger.hbm_add_bytes,
+        "paper_hbm_bytes": r.ledger.paper_hbm_bytes,
+        "dram_read_bytes": r.device.dram_read_bytes,
+        "dram_write_bytes": r.device.dram_write_bytes,
+        "l2_read_bytes": r.device.l2_read_bytes,
+        "l2_write_bytes": r.device.l2_write_bytes,
+        "l2_add_bytes": r.device.l2_add_bytes,
+    }
+
+
+def _by_tensor(r: Run) -> dict[str, dict[str, int]]:
+    return {
+        tensor: {f"hbm_{direction}_bytes": count for direction, count in flows.items()}
+        for tensor, flows in r.ledger.by_tensor.items()
+    }
+
+
+def _work(r: Run, unit: str) -> int:
+    return sum(units.get(unit, 0) for units in r.ledger.work.values())
+
+
+def _time(r: Run) -> dict[str, Any]:
+    if r.timeline is None:
+        return {"seconds": None, "makespan_ps": None, "fidelity": None, "bound": None, "tflops": None,
+                "peak_share": None, "launches": len(r.program.kernels), "reason": r.no_time}  # fmt: skip
+    spreads = sorted({k.spread for k in r.timeline.kernels} - {""})
+    return {
+        "seconds": r.timeline.seconds,
+        "makespan_ps": r.timeline.makespan_ps,
+        "fidelity": r.timeline.fidelity,
+        "fidelity_spread": spreads,
+        "bound": r.timeline.bound,
+        "tflops": r.tflops,
+        "peak_share": r.peak_share,
+        "launches": len(r.timeline.kernels),
+    }
+
+
+def _kernels(r: Run) -> list[dict[str, Any]]:
+    times = {} if r.timeline is None else {k.name: k for k in r.timeline.kernels}
+    return [
+        {
+            "name": kernel.name,
+            "blocks": kernel.blocks,
+            "resident_blocks": r.footprints[kernel.name].resident,
+            "resident_limit": r.footprints[kernel.name].limit,
+            "sram_bytes": r.footprints[kernel.name].sram_bytes,
+            "threads": r.footprints[kernel.name].threads,
+            "registers_estimate": r.footprints[kernel.name].registers,
+            "makespan_ps": times[kernel.name].makespan_ps if kernel.name in times else None,
+        }
+        for kernel in r.program.kernels
+    ]
+
+
+def _check(r: Run) -> dict[str, Any]:
+    if r.check is None:
+        return {"status": "skipped", "max_abs_error": None, "rel_error": None, "tolerance": None,
+                "rows_checked": 0, "rows_total": rows_total(r), "reason": "--no-check"}  # fmt: skip
+    out: dict[str, Any] = {
+        "status": r.check.status,
+        "max_abs_error": r.check.max_abs_error,
+        "rel_error": r.check.rel_error,
+        "tolerance": r.check.tolerance,
+        "worst_ratio": r.check.worst_ratio,
+        "plain_error": r.check.plain_error,
+        "rows_checked": r.check.rows_checked,
+        "rows_total": r.check.rows_total,
+        "detail": r.check.detail,
+    }
+    infinite = [k for k, v in out.items() if isinstance(v, float) and not math.isfinite(v)]
+    if infinite:
+        out |= dict.fromkeys(infinite) | {"reason": f"{', '.join(infinite)} not finite"}
+    return out
+
+
+def rows_total(r: Run) -> int:
+    """Rows of O over all batches and heads."""
+    return r.problem.batch * r.problem.heads * r.problem.n_q
+
+
+def run_row(r: Run) -> dict[str, Any]:
+    """One run as a flat row, for a table or CSV; times in seconds, None where there is no time."""
+    t = r.timeline
+    return {
+        "hardware": r.hardware.name,
+        "dataflow": r.dataflow.name,
+        "fidelity": None if t is None else t.fidelity,
+        "seconds": r.seconds,
+        "tflops": r.tflops,
+        "peak_share": r.peak_share,
+        "bound": None if t is None else t.bound,
+        **_traffic(r),
+        "io_bytes": r.ledger.io_bytes,
+        "extra_bytes": r.ledger.extra_bytes,
+        "peak_bytes": r.ledger.peak_bytes,
+        "fits": r.fits,
+        "sram_used_bytes": r.footprint.sram_bytes,
+        "sram_capacity_bytes": r.footprint.sram_capacity,
+        "flops_convention": r.problem.flops,
+        "flops_executed": r.ledger.executed_flops,
+        "check": "skipped" if r.check is None else r.check.status,
+        **{f"schedule_{name}": value for name, value in schedule_fields(r).items()},
+    }
+
+
+def rows_as_csv(comparison: Comparison) -> str:
+    """A header and one line a run."""
+    import csv
+    import io
+
+    rows = [run_row(r) for r in comparison.runs]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()

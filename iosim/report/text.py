@@ -1,0 +1,263 @@
+"""A comparison for a terminal of 80 columns: the problem, a table, and what the numbers mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from textwrap import wrap
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from iosim.hardware import Hardware
+from iosim.problem import Attention
+from iosim.report.words import duration, kib, percent, ratio, size
+from iosim.study.run import Comparison, Run
+
+WIDTH = 80
+
+
+def render(comparison: Comparison) -> str:
+    """The comparison as text."""
+    machines = list({r.hardware.name: r.hardware for r in comparison.runs}.values())
+    parts = [*_paragraph(headline(comparison.problem))]
+    for machine in machines:
+        parts += _paragraph(machine_line(machine))
+    parts.append("")
+    if len(machines) == 1:
+        parts += [_table(comparison.runs), *_sentences(comparison.runs)]
+    else:
+        parts += [_machines_table(comparison.runs)]
+        for machine in machines:
+            runs = [r for r in comparison.runs if r.hardware is machine]
+            parts += [*_paragraph(f"{machine.name}: {_time_words(runs)}")]
+        parts += _check_words(comparison.runs)
+    return "\n".join(parts) + "\n"
+
+
+def headline(a: Attention) -> str:
+    """The problem in one line."""
+    heads = f"{a.heads} heads" if a.kv_heads == a.heads else f"{a.heads} heads over {a.kv_heads} K/V heads"
+    heads = "1 head" if a.heads == 1 else heads
+    length = f"N {a.n_q:,}" if a.n_q == a.n_k else f"{a.n_q:,} queries, {a.n_k:,} keys"
+    width = f"d {a.d}" if a.d == a.d_v else f"d {a.d}, d_v {a.d_v}"
+    mask = "" if not a.causal else ", causal" if a.n_q == a.n_k else f", causal ({a.causal_align})"
+    return f"Attention forward: batch {a.batch}, {heads}, {length}, {width}, {a.dtype}{mask}"
+
+
+def machine_line(h: Hardware) -> str:
+    """The machine in one line."""
+    count = f"{h.processors} {h.called}s" if h.processors else f"{h.called} count unknown"
+    hbm = f"{size(h.hbm.capacity_bytes)} {h.hbm.kind} at {size(h.hbm.bandwidth)}/s"
+    return f"{h.name}: {h.title}; {count} with {kib(h.sram.capacity_bytes)} SRAM each; {hbm}"
+
+
+def _table(runs: Sequence[Run]) -> str:
+    """A column for each dataflow and, for two or more, how the first compares with the last."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("")
+    for r in runs:
+        table.add_column(r.dataflow.name, justify="right")
+    if len(runs) > 1:
+        table.add_column(f"{runs[0].dataflow.name}/{runs[-1].dataflow.name}", justify="right")
+    for label, cell, number in _rows(runs):
+        cells = [cell(r) for r in runs]
+        if len(runs) > 1:
+            cells.append("" if number is None else ratio(number(runs[0]), number(runs[-1])))
+        table.add_row(label, *cells)
+    return _draw(table)
+
+
+Cell = Callable[[Run], str]
+Number = Callable[[Run], float]
+
+
+def _rows(runs: Sequence[Run]) -> Iterable[tuple[str, Cell, Number | None]]:
+    yield "extra memory", lambda r: size(r.ledger.extra_bytes), lambda r: r.ledger.extra_bytes
+    yield "HBM read (asked for)", lambda r: size(r.ledger.hbm_read_bytes), lambda r: r.ledger.hbm_read_bytes
+    yield "HBM write", lambda r: size(r.ledger.hbm_write_bytes), lambda r: r.ledger.hbm_write_bytes
+    yield "DRAM read + write", lambda r: size(dram(r)), dram
+    yield "SRAM used", _sram, None
+    yield "tile, stages", _tile, None
+    if any(r.timeline is not None for r in runs):
+        yield "time", _time, lambda r: r.seconds or 0
+        yield "share of peak", lambda r: "-" if r.peak_share is None else percent(r.peak_share), None
+        yield "busiest unit", _busiest, None
+        yield "largest stall", _largest_stall, None
+    else:
+        yield "time", lambda _: "unknown", None
+    yield "check", _check, None
+    if not all(r.fits for r in runs):
+        yield "fits device memory", lambda r: "yes" if r.fits else f"no, {size(r.ledger.peak_bytes)}", None
+
+
+def dram(r: Run) -> int:
+    """Bytes that cross the DRAM interface either way."""
+    return r.device.dram_read_bytes + r.device.dram_write_bytes
+
+
+def _sram(r: Run) -> str:
+    f = r.footprint
+    return f"{f.sram_bytes / 1024:.4g} of {kib(f.sram_capacity)}"
+
+
+def _tile(r: Run) -> str:
+    stages = ",".join(map(str, r.schedule.stages))
+    return f"{r.schedule.block_q} x {r.schedule.block_k}, {stages}"
+
+
+def _time(r: Run) -> str:
+    return "unknown" if r.seconds is None else duration(r.seconds)
+
+
+def compute_unit(r: Run) -> str:
+    """The unit that does the matrix products: the vector lanes for fp32."""
+    return "vector" if r.problem.dtype == "fp32" else "matrix"
+
+
+def stall_of(r: Run) -> tuple[str, float] | None:
+    """What the compute unit waits for most, and the share of the run that takes."""
+    if r.timeline is None:
+        return None
+    unit = r.timeline.units[compute_unit(r)]
+    cause = max(unit.stalls_ps, key=lambda c: unit.stalls_ps[c])
+    return cause, unit.stalls_ps[cause] / (unit.instances * r.timeline.makespan_ps)
+
+
+def _busiest(r: Run) -> str:
+    return "-" if r.timeline is None else f"{r.timeline.bound} {percent(busy_share(r))}"
+
+
+def busy_share(r: Run) -> float:
+    """The share of the run that its busiest unit is busy, over all instances."""
+    if r.timeline is None:
+        return 0.0
+    if r.timeline.bound == "launch":
+        return sum(k.launch_ps for k in r.timeline.kernels) / r.timeline.makespan_ps
+    unit = r.timeline.units[r.timeline.bound]
+    return unit.busy_ps / (unit.instances * r.timeline.makespan_ps)
+
+
+def _largest_stall(r: Run) -> str:
+    stall = stall_of(r)
+    return "-" if stall is None else f"{stall[0]} {percent(stall[1])}"
+
+
+def _check(r: Run) -> str:
+    if r.check is None:
+        return "not asked for"
+    share = (
+        ""
+        if r.check.rows_checked == r.check.rows_total
+        else f" ({percent(r.check.rows_checked / r.check.rows_total)} of rows)"
+    )
+    return f"{r.check.status}{share}"
+
+
+def _machines_table(runs: Sequence[Run]) -> str:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("machine")
+    table.add_column("dataflow")
+    for name in ("extra", "HBM r+w", "DRAM", "SRAM", "time", "peak", "bound"):
+        table.add_column(name, justify="right")
+    for r in runs:
+        table.add_row(
+            r.hardware.name,
+            r.dataflow.name,
+            size(r.ledger.extra_bytes),
+            size(r.ledger.hbm_read_bytes + r.ledger.hbm_write_bytes),
+            size(dram(r)),
+            percent(r.footprint.sram_bytes / r.footprint.sram_capacity),
+            _time(r),
+            "-" if r.peak_share is None else percent(r.peak_share),
+            "-" if r.timeline is None else r.timeline.bound,
+        )
+    return _draw(table)
+
+
+def _draw(table: Table) -> str:
+    console = Console(width=WIDTH, color_system=None, highlight=False)
+    with console.capture() as captured:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
+
+
+# ---------------------------------------------------------------- sentences
+
+
+def _paragraph(text: str) -> list[str]:
+    return wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def _sentences(runs: Sequence[Run]) -> list[str]:
+    out: list[str] = []
+    if len(runs) > 1:
+        out += _paragraph(_traffic_words(runs[0], runs[-1]))
+    out += _paragraph(_time_words(runs))
+    out += _check_words(runs)
+    for r in runs:
+        out += _paragraph(f"Schedule of {r.dataflow.name}: {r.why}.")
+    return out
+
+
+def _traffic_words(a: Run, b: Run) -> str:
+    moved = [r.ledger.hbm_read_bytes + r.ledger.hbm_write_bytes for r in (a, b)]
+    more, less = (a, b) if moved[0] >= moved[1] else (b, a)
+    text = (
+        f"{less.dataflow.name} asks device memory for {size(min(moved))}, {more.dataflow.name} for {size(max(moved))}"
+        f" ({ratio(max(moved), min(moved))})"
+    )
+    extra = [r for r in (a, b) if r.ledger.extra_bytes]
+    if extra:
+        text += f"; {' and '.join(r.dataflow.name for r in extra)} keeps {size(extra[0].ledger.extra_bytes)} of"
+        text += " intermediate matrices there"
+    return text + "."
+
+
+def _time_words(runs: Sequence[Run]) -> str:
+    timed = [r for r in runs if r.seconds is not None]
+    if not timed:
+        return f"No time: {runs[0].no_time}."
+    slow, fast = max(timed, key=lambda r: r.seconds or 0), min(timed, key=lambda r: r.seconds or 0)
+    stall = stall_of(fast)
+    fidelity = timed[0].timeline.fidelity if timed[0].timeline is not None else ""
+    text = (
+        f"Predicted ({fidelity} fidelity, first time model): {fast.dataflow.name} takes {duration(fast.seconds or 0)}"
+    )
+    if slow is not fast:
+        text += f", {slow.dataflow.name} {duration(slow.seconds or 0)} ({ratio(slow.seconds or 0, fast.seconds or 1)})"
+    if stall is not None and fast.timeline is not None:
+        text += f"; the busiest unit of {fast.dataflow.name} is {UNIT_WORDS[fast.timeline.bound]}"
+        text += f" ({percent(busy_share(fast))} of the time), its {compute_unit(fast)} units stand still longest"
+        text += f" {STALL_WORDS[stall[0]]} ({percent(stall[1])})"
+    spreads = sorted({k.spread for r in timed if r.timeline is not None for k in r.timeline.kernels} - {""})
+    return text + "." + (f" {spreads[-1]}." if spreads else "")
+
+
+UNIT_WORDS = {
+    "dram": "DRAM",
+    "l2": "the L2",
+    "copy": "the copy engine",
+    "sram": "SRAM",
+    "matrix": "the matrix unit",
+    "exp": "the exp unit",
+    "vector": "the vector unit",
+    "launch": "the launch of kernels",
+}
+STALL_WORDS = {
+    "data": "waiting for data",
+    "buffer": "waiting for a free buffer",
+    "matrix": "while other matrix work is waited for",
+    "vector": "while softmax and other vector work runs",
+    "barrier": "waiting for another warp group",
+    "launch": "while kernels are launched",
+    "tail": "with no block left to run",
+}
+
+
+def _check_words(runs: Sequence[Run]) -> list[str]:
+    out = []
+    for r in {r.dataflow.name: r for r in runs if r.check is not None}.values():
+        if r.check is not None:
+            out += _paragraph(f"Check of {r.dataflow.name}: {r.check.detail}")
+    return out

@@ -1,0 +1,106 @@
+"""The choices a kernel author makes: tile sizes, stages, warp groups, where tiles live, and the order of a loop body.
+
+A schedule changes when, where on chip and by whom, never a value or a byte of HBM traffic beyond what its tile
+sizes say.  The order of a loop is a list of steps for each role:
+
+    issue  start a phase and go on (copies always; matrix work on machines that can)
+    wait   until an issued phase has ended
+    run    issue and wait
+    take   wait for this group's turn
+    give   pass the turn to the next group
+
+`ahead` gives the iteration, relative to the loop counter, that the step is about; steps that fall outside the
+loop are skipped, which makes the prologue and the epilogue of a software pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, TypeAlias, get_args
+
+from iosim.errors import InputError
+from iosim.problem import require_int
+
+Verb: TypeAlias = Literal["issue", "wait", "run", "take", "give"]
+Place: TypeAlias = Literal["sram", "registers", "tmem"]
+
+MAX_BLOCK = 8192
+MAX_STAGES = 16
+MAX_GROUPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    verb: Verb
+    phase: str = ""
+    ahead: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """`count` warp groups that run the same steps and share the rows of a tile; the first one issues the copies for all."""
+
+    name: str
+    count: int
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """How a loop body is run: its roles, and the buffers each loaded tile has (1 where it is not named).
+
+    The last role also runs the code outside the loop; roles before it, such as a producer, run in the loop only.
+    """
+
+    roles: tuple[Role, ...]
+    slots: Mapping[str, int] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Tile sizes in rows (`block_q`, `block_k`), pipeline depth and warp groups; sizes of `standard`'s kernels.
+
+    `stages` counts the buffers of each loaded tile of a loop, in the order in which the body loads them, the last
+    one repeated: (2,) double-buffers all, (2, 1) double-buffers K only.  `groups` warp groups share a block.
+    `block_d` is the depth of one step of a library matrix product, `softmax_rows` and `softmax_cols` the tile of a
+    row softmax (all keys in one tile where a row fits).  `place` moves a tile between "sram" and "registers" (by
+    default loads are in SRAM and results in registers, unless the matrix unit can only read them from SRAM).
+    `orders` replaces the default order of a loop, by its index.
+    """
+
+    block_q: int
+    block_k: int
+    stages: tuple[int, ...] = (2,)
+    groups: int = 1
+    block_d: int = 64
+    softmax_rows: int = 1
+    softmax_cols: int = 4096
+    place: Mapping[str, Place] = field(default_factory=dict, hash=False)
+    orders: Mapping[str, Order] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        for name in ("block_q", "block_k", "block_d", "softmax_rows"):
+            require_int(name, getattr(self, name), 1, MAX_BLOCK)
+        require_int("softmax_cols", self.softmax_cols, 1, 2**24)
+        require_int("groups", self.groups, 1, MAX_GROUPS)
+        if not isinstance(self.stages, tuple) or not self.stages:
+            raise InputError(
+                f"stages: {self.stages!r} is not a tuple of one or more whole numbers, like (2,) or (2, 1)"
+            )
+        for stage in self.stages:
+            require_int("stages", stage, 1, MAX_STAGES)
+        for tile, place in self.place.items():
+            if place not in get_args(Place):
+                raise InputError(f"place of tile {tile}: {place!r} is not one of {', '.join(get_args(Place))}")
+
+    def slots(self, loads: tuple[str, ...]) -> dict[str, int]:
+        """Buffers for each loaded tile of one loop body."""
+        last = len(self.stages) - 1
+        return {tile: self.stages[min(n, last)] for n, tile in enumerate(loads)}
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields for JSON; a single number of stages is printed as one."""
+        out = asdict(self)
+        out["stages"] = self.stages[0] if len(set(self.stages)) == 1 else list(self.stages)
+        return out

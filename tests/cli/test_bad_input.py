@@ -1,0 +1,78 @@
+"""Bad input: one clear line that names the option, the value and what is allowed; exit code 2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Iosim
+
+CASES = {
+    "zero n": (("run", "-n", "0", "-d", "64"), "--n: 0 is out of range; 1 to 16777216 is allowed"),
+    "negative d": (("run", "-n", "64", "-d", "-8"), "--d: -8 is out of range; 1 to 1024 is allowed"),
+    "huge n": (("run", "-n", "99999999", "-d", "64"), "--n: 99999999 is out of range"),
+    "zero keys": (("run", "-n", "64", "-d", "64", "--n-k", "0"), "--n-k: 0 is out of range"),
+    "heads": (("run", "-n", "64", "-d", "64", "-H", "6", "--kv-heads", "4"), "6 is not a multiple of kv_heads (4)"),
+    "dataflow": (("run", "-n", "64", "-d", "64", "--dataflow", "flash"), "did you mean 'flash2'?"),
+    "machine": (("run", "-n", "64", "-d", "64", "--hw", "mp32"), "did you mean 'mp31'?"),
+    "dtype": (("run", "-n", "64", "-d", "64", "--dtype", "fp61"), "did you mean 'fp16'?"),
+    "alignment": (
+        ("run", "-n", "64", "-d", "64", "--causal-align", "topleft"),
+        "--causal-align: 'topleft' is not one of bottom-right, top-left (did you mean 'top-left'?)",
+    ),
+    "fidelity": (("run", "-n", "64", "-d", "64", "--fidelity", "fare"), "did you mean 'fair'?"),
+    "stages": (("run", "-n", "64", "-d", "64", "--stages", "two"), "--stages: 'two' is not a whole number"),
+    "no stage": (("run", "-n", "64", "-d", "64", "--stages", "0"), "stages: 0 is out of range; 1 to 16 is allowed"),
+    "missing d": (("run", "-n", "64"), "Missing option '--d'"),
+    "not a number": (("run", "-n", "many", "-d", "64"), "'many' is not a valid integer"),
+    "option": (("run", "-n", "64", "-d", "64", "--batches", "2"), "--batch"),
+    "command": (("rnu",), "no command 'rnu' (did you mean 'run'?)"),
+    "twice": (("run", "-n", "64", "-d", "64", "--hw", "mp31", "--hw", "mp31"), "hw: mp31 is given twice"),
+    "both": (("run", "-n", "64", "-d", "64", "--json", "--csv"), "give one of them"),
+    "profile": (("hw", "show", "no/such.toml"), "no/such.toml"),
+    "dataflow file": (("run", "-n", "64", "-d", "64", "--dataflow", "./no.py"), "no.py is not a file"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_line_and_exit_2(iosim: Iosim, case: str) -> None:
+    args, words = CASES[case]
+    answer = iosim(*args, "--no-check") if args[0] == "run" else iosim(*args)
+    assert answer.code == 2
+    assert answer.out == ""
+    assert answer.err.count("\n") == 1, answer.err
+    assert words in answer.err
+
+
+def test_a_tile_that_does_not_fit_is_itemised_with_the_nearest_that_does(iosim: Iosim) -> None:
+    """Q 256x128x2 B = 65,536; K and V two buffers of 128x128x2 B = 65,536 each; P 256x128x2 B = 65,536."""
+    answer = iosim("run", "-n", "4096", "-d", "128", "--dataflow", "flash2", "--block-q", "256", "--block-k", "128",
+                   "--stages", "2", "--no-check")  # fmt: skip
+    assert answer.code == 2
+    assert "needs 262,144 B of SRAM (q 65,536 + k x2 65,536 + v x2 65,536 + p 65,536)" in answer.err
+    assert "mp31 gives a block 196,608 B" in answer.err
+    assert "would fit" in answer.err
+
+
+def test_a_dtype_that_the_machine_has_no_rate_for(iosim: Iosim, tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "hw_profiles" / "mp31.toml").read_text().splitlines()
+    at = next(n for n, line in enumerate(text) if line.startswith("bf16 "))
+    mine = tmp_path / "mine.toml"
+    mine.write_text("\n".join(text[:at] + text[at + 1 :]))
+    answer = iosim("run", "-n", "64", "-d", "64", "--dtype", "bf16", "--hw", str(mine), "--no-check")
+    assert answer.code == 2
+    assert "no matrix rate for bf16; it has fp16, fp32" in answer.err
+
+
+def test_a_dataflow_file_that_does_not_load(iosim: Iosim, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text("import nothing_like_this\n")
+    answer = iosim("run", "-n", "64", "-d", "64", "--dataflow", str(mine), "--no-check")
+    assert answer.code == 2
+    assert "does not load: ModuleNotFoundError" in answer.err
+    mine.write_text("x = 1\n")
+    assert (
+        "needs a function mine(attention, schedule)"
+        in iosim("run", "-n", "64", "-d", "64", "--dataflow", str(mine)).err
+    )

@@ -1,0 +1,163 @@
+"""`iosim run`: the table, the JSON contract, CSV, and files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.conftest import Iosim
+
+SMALL = ("run", "-n", "512", "-d", "64")
+SCHEMA = json.loads(files("iosim").joinpath("data/run.schema.json").read_text())
+
+
+def document(iosim: Iosim, *args: str) -> dict[str, Any]:
+    answer = iosim(*args, "--json")
+    assert answer.code == 0, answer.err
+    assert answer.err == ""
+    return json.loads(answer.out)
+
+
+def test_the_main_job_fits_80_columns_and_says_what_it_compares(iosim: Iosim) -> None:
+    answer = iosim("run", "--n", "4096", "--d", "128")
+    assert answer.code == 0
+    assert max(map(len, answer.out.splitlines())) <= 80
+    for words in ("standard", "flash2", "extra memory", "67.1 MB", "HBM read", "DRAM", "of 192 KiB", "check", "passed"):
+        assert words in answer.out
+    assert "block_q 64 is the largest that fits and gives each of 56 MPs a block" in " ".join(answer.out.split())
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        SMALL,
+        (*SMALL, "--causal", "--lse", "-H", "4", "--kv-heads", "2", "-b", "2", "--dtype", "bf16", "--d-v", "32"),
+        (*SMALL, "--n-k", "100", "--causal", "--causal-align", "top-left", "--hw", "mp31", "--hw", "a100-sxm-80gb"),
+        (*SMALL, "--hw", "mp22", "--no-check"),
+        ("run", "-n", "1", "-d", "8", "--dtype", "fp32", "--fidelity", "chip"),
+    ],
+)
+def test_json_follows_the_shipped_schema(iosim: Iosim, args: tuple[str, ...]) -> None:
+    found = document(iosim, *args)
+    jsonschema.validate(found, SCHEMA)
+    for run in found["runs"]:
+        for unit in run["units"].values():
+            span = unit["instances"] * run["time"]["makespan_ps"]
+            assert unit["busy_ps"] + sum(unit["stalls_ps"].values()) == span
+
+
+def test_the_schema_refuses_a_document_without_its_parts(iosim: Iosim) -> None:
+    found = document(iosim, *SMALL, "--no-check")
+    del found["runs"][0]["traffic"]["dram_read_bytes"]
+    with pytest.raises(jsonschema.ValidationError, match="dram_read_bytes"):
+        jsonschema.validate(found, SCHEMA)
+
+
+def test_the_same_call_gives_the_same_bytes(iosim: Iosim) -> None:
+    assert iosim(*SMALL, "--json").out == iosim(*SMALL, "--json").out
+
+
+def test_bytes_of_the_main_job(iosim: Iosim) -> None:
+    """N=4096, d=128, one head, fp16, on MP31 with 64 x 128 tiles; N*d elements are 1 MiB, N*N are 32 MiB."""
+    runs = {r["dataflow"]: r for r in document(iosim, "run", "-n", "4096", "-d", "128", "--no-check")["runs"]}
+    mib = 2**20
+    flash, standard = runs["flash2"], runs["standard"]
+    # Q once, K and V once for each of 4096/64 = 64 Q blocks; O once.
+    assert flash["traffic"]["hbm_read_bytes"] == (1 + 64 * 2) * mib
+    assert flash["traffic"]["hbm_write_bytes"] == mib
+    assert flash["memory"]["extra_bytes"] == 0
+    # Scores: Q for each of 32 key tiles, K for each of 64 query tiles.  Softmax: S once.  Output: P once, V 64 times.
+    assert standard["traffic"]["hbm_read_bytes"] == (32 + 64 + 32 + 32 + 64) * mib
+    assert standard["traffic"]["hbm_write_bytes"] == (32 + 32 + 1) * mib
+    assert standard["memory"]["extra_bytes"] == 4 * 4096**2
+    assert standard["traffic"]["paper_hbm_bytes"] == 2 * (4 * 4096**2 + 4 * 4096 * 128)
+    # The L2 (60 MiB) holds what flash2 touches, 4 MiB, so each operand crosses DRAM once.
+    assert flash["traffic"]["dram_read_bytes"] == 3 * mib
+    assert flash["traffic"]["dram_write_bytes"] == mib
+
+
+def test_a_machine_without_clock_has_no_time_but_bytes(iosim: Iosim) -> None:
+    run = document(iosim, *SMALL, "--hw", "mp22", "--dataflow", "flash2", "--no-check")["runs"][0]
+    assert run["time"]["seconds"] is None
+    assert "processor.count" in run["time"]["reason"]
+    assert run["traffic"]["hbm_read_bytes"] > 0
+    assert "No time" in iosim(*SMALL, "--hw", "mp22", "--no-check").out
+
+
+def test_what_does_not_fit_device_memory_is_an_answer(iosim: Iosim) -> None:
+    """S and P of one head of 2^20 tokens are 2 * 2 * 2^40 B = 4.4 TB, MP31 has 80 GiB."""
+    answer = iosim("run", "-n", "1048576", "-d", "64", "--dataflow", "standard", "--no-check", "--hw", "mp22")
+    assert answer.code == 0
+    assert "no, 4.4" in answer.out.replace("fits device memory", "")
+
+
+def test_several_machines_make_one_table(iosim: Iosim) -> None:
+    answer = iosim(*SMALL, "--hw", "mp31", "--hw", "h200-sxm", "--no-check")
+    assert answer.code == 0
+    assert max(map(len, answer.out.splitlines())) <= 80
+    rows = [line for line in answer.out.splitlines() if line.startswith(("mp31 ", "h200-sxm "))]
+    assert len(rows) == 4
+
+
+def test_csv_has_a_row_a_run(iosim: Iosim) -> None:
+    rows = list(csv.DictReader(io.StringIO(iosim(*SMALL, "--no-check", "--csv").out)))
+    assert [r["dataflow"] for r in rows] == ["standard", "flash2"]
+    assert int(rows[1]["hbm_write_bytes"]) == 512 * 64 * 2
+
+
+def test_output_is_written_whole(iosim: Iosim, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    assert iosim(*SMALL, "--no-check", "--json", "-o", str(path)).code == 0
+    assert json.loads(path.read_text())["schema"] == "iosim.run/1"
+    assert [p.name for p in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_output_that_cannot_be_written_is_exit_3(iosim: Iosim, tmp_path: Path) -> None:
+    answer = iosim(*SMALL, "--no-check", "-o", str(tmp_path / "missing" / "run.txt"))
+    assert answer.code == 3
+    assert answer.err.count("\n") == 1
+    assert "No such file or directory" in answer.err
+
+
+def process(*args: str, **kwargs: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "iosim", *args], text=True, check=False, **kwargs)
+
+
+def test_a_full_disk_is_exit_3_in_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = process(*SMALL, "--no-check", stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 3
+    assert done.stderr == "iosim: output: No space left on device\n"
+
+
+def test_a_closed_pipe_ends_quietly() -> None:
+    line = f"{sys.executable} -m iosim {' '.join(SMALL)} --no-check --json | head -c 10"
+    done = subprocess.run(["bash", "-c", line], text=True, capture_output=True, check=False)
+    assert done.stderr == ""
+    assert done.stdout == '{\n "schema'
+
+
+def test_results_do_not_depend_on_the_hash_seed() -> None:
+    import os
+
+    outs = {
+        process(*SMALL, "--json", "--causal", capture_output=True, env={**os.environ, "PYTHONHASHSEED": seed}).stdout
+        for seed in ("1", "2")
+    }
+    assert len(outs) == 1
+    assert json.loads(outs.pop())["runs"]
+
+
+def test_version(iosim: Iosim) -> None:
+    import iosim as package
+
+    assert iosim("--version").out.strip() == f"iosim, version {package.__version__}"

@@ -1,0 +1,63 @@
+"""`iosim show` and `iosim hw`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from iosim import dataflow_names, profile_names
+from tests.conftest import Iosim
+
+
+@pytest.mark.parametrize("name", dataflow_names())
+def test_show_prints_a_program(iosim: Iosim, name: str) -> None:
+    answer = iosim("show", name, "--n", "4096", "--d", "128", "--causal")
+    assert answer.code == 0
+    assert answer.out.startswith(f"program {name}\n")
+    assert "kernel " in answer.out
+    assert "matmul" not in answer.out  # products are written with @
+    assert max(map(len, answer.out.splitlines())) <= 100
+
+
+def test_flash2_reads_like_the_paper(iosim: Iosim) -> None:
+    text = iosim("show", "flash2", "-n", "4096", "-d", "128").out
+    order = [
+        "q = load Q",
+        "for j in",
+        "k = load K",
+        "x = q @ k.T",
+        "m, rowmax(x)",
+        "o += p @ v",
+        "out = o / l",
+        "store O",
+    ]
+    at = [text.find(words) for words in order if words != "m, rowmax(x)"]
+    assert -1 not in at
+    assert at == sorted(at)
+
+
+def test_hw_list_names_every_machine(iosim: Iosim) -> None:
+    out = iosim("hw", "list").out
+    assert [line.split()[0] for line in out.splitlines()] == profile_names()
+    assert max(map(len, out.splitlines())) <= 80
+    assert out.count("(default)") == 1
+
+
+def test_hw_show_gives_source_and_confidence(iosim: Iosim) -> None:
+    out = iosim("hw", "show", "mp31").out
+    assert "processor.count" in out
+    assert "[estimate, " in out
+    assert "[datasheet" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_hw_check_takes_a_file(iosim: Iosim, tmp_path: Path) -> None:
+    source = Path(__file__).parents[2] / "hw_profiles" / "mp31.toml"
+    assert iosim("hw", "check", str(source)).out.startswith("mp31: valid")
+    bad = tmp_path / "bad.toml"
+    bad.write_text(source.read_text().replace("bandwidth_gb_per_s", "bandwidth_gib_per_s", 1))
+    answer = iosim("hw", "check", str(bad))
+    assert answer.code == 2
+    assert answer.err.count("\n") == 1
+    assert "did you mean 'bandwidth_gb_per_s'?" in answer.err

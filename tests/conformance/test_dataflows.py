@@ -1,0 +1,96 @@
+"""Every dataflow on every machine: numbers, bytes, capacity, time.  Dataflows and machines are found by discovery."""
+
+from __future__ import annotations
+
+import pytest
+
+from iosim.check import check
+from iosim.dataflows import dataflow_names, load_dataflow
+from iosim.errors import InputError
+from iosim.hardware import Hardware, load_hardware, profile_names
+from iosim.problem import Attention
+from iosim.program import check as check_program
+from iosim.study.choose import choose
+from iosim.study.run import Run, compare
+
+PROBLEMS = {
+    "square": Attention(n_q=256, d=64),
+    "ragged causal GQA": Attention(n_q=201, n_k=333, d=40, d_v=24, heads=4, kv_heads=2, batch=2, causal=True, lse=True),
+    "rows that see nothing": Attention(n_q=150, n_k=70, d=32, causal=True, lse=True, dtype="bf16"),
+    "one query": Attention(n_q=1, n_k=700, d=128, heads=2),
+    "fp32": Attention(n_q=100, d=64, dtype="fp32", causal=True, causal_align="top-left", n_k=130),
+}
+
+
+def one(name: str, machine: str, problem: Attention, *, fidelity: str = "fair", checked: bool = False) -> Run:
+    return compare(problem, dataflows=[name], hardware=[machine], fidelity=fidelity, check=checked).runs[0]
+
+
+@pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
+@pytest.mark.parametrize("name", dataflow_names())
+def test_the_numbers_are_right_and_all_counts_agree(name: str, problem: Attention) -> None:
+    run = one(name, "mp31", problem, checked=True)
+    check_program(run.program)
+    assert run.check is not None
+    assert run.check.status == "passed", run.check.detail
+    assert run.check.rows_checked == run.check.rows_total
+    ledger = {(t, way): n for t, ways in run.ledger.by_tensor.items() for way, n in ways.items()}
+    assert run.check.counted == ledger
+    assert run.timeline is not None
+    assert {k: n for k, n in run.timeline.moved.items() if n} == ledger
+    chip = one(name, "mp31", problem, fidelity="chip").timeline
+    assert chip is not None
+    assert {k: n for k, n in chip.moved.items() if n} == ledger
+
+
+@pytest.mark.parametrize("machine", profile_names())
+@pytest.mark.parametrize("name", dataflow_names())
+def test_it_runs_on_every_machine_or_says_why_not(name: str, machine: str) -> None:
+    run = one(name, machine, Attention(n_q=1024, d=128, heads=4, causal=True))
+    assert run.footprint.sram_bytes == sum(run.footprint.items.values()) <= run.footprint.sram_capacity
+    if run.timeline is None:
+        assert run.no_time
+        return
+    hardware = run.hardware
+    count = hardware.processors or 0
+    floor = max(
+        (run.device.dram_read_bytes + run.device.dram_write_bytes) / hardware.hbm.bandwidth,
+        run.ledger.executed_flops / ((hardware.matrix_rate("fp16") or 1) * count),
+    )
+    assert run.timeline.seconds >= floor
+    assert run.peak_share is not None
+    assert 0 < run.peak_share < 1
+    for unit in run.timeline.units.values():
+        assert unit.busy_ps + sum(unit.stalls_ps.values()) == unit.instances * run.timeline.makespan_ps
+        assert min(unit.stalls_ps.values()) >= 0
+
+
+def plan(name: str, problem: Attention, machine: Hardware) -> str | None:
+    """None where a schedule is found, else the refusal."""
+    try:
+        choose(load_dataflow(name), problem, machine, {})
+    except InputError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("d", [8, 64, 96, 128, 256, 512])
+@pytest.mark.parametrize("name", dataflow_names())
+def test_every_head_dimension_gets_a_tile_that_fits_or_a_clear_refusal(name: str, d: int) -> None:
+    for machine in map(load_hardware, profile_names()):
+        for dtype in ("fp16", "fp32"):
+            problem = Attention(n_q=4096, d=d, dtype=dtype)
+            refusal = plan(name, problem, machine)
+            if refusal is not None:  # only where 16 rows of Q, K and V are too much
+                assert machine.sram.block_capacity_bytes < 16 * 3 * d * 4
+                assert "of SRAM (" in refusal
+
+
+def test_a_check_that_should_fail_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The suite's own check is no rubber stamp: a wrong scale is noticed."""
+    problem = Attention(n_q=64, d=64)
+    monkeypatch.setattr(Attention, "scale", property(lambda a: 1.01 / a.d**0.5))
+    flow = load_dataflow("flash2")
+    program = flow(problem, choose(flow, problem, load_hardware("mp31"), {})[0])
+    monkeypatch.undo()
+    assert check(problem, program).status == "failed"

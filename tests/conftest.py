@@ -1,0 +1,39 @@
+"""Shared fixtures: the command line, run in this process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+
+from iosim.cli import main
+
+
+class Answer(NamedTuple):
+    """What a command gave."""
+
+    code: int
+    out: str
+    err: str
+
+
+Iosim = Callable[..., Answer]
+
+
+@pytest.fixture
+def iosim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iosim:
+    """Run `iosim ARGS` here; returns its exit code and what it printed."""
+
+    def call(*args: str) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["iosim", *args])
+        capsys.readouterr()
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        return Answer(code, *capsys.readouterr())
+
+    return call
