@@ -39,7 +39,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """`count` warp groups that run the same steps and share the rows of a tile; the first one issues the copies for all."""
+    """`count` warp groups that run the same steps and share a tile's rows; the first issues the copies for all."""
 
     name: str
     count: int

@@ -11,7 +11,6 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -42,9 +41,21 @@ class Dataflow:
 
 def dataflow_names() -> list[str]:
     """Names of the dataflows that can be loaded without a path: shipped ones first."""
-    files = sorted(p.stem for p in Path(__file__).parent.glob("*.py") if p.stem not in SHARED)
-    shipped = [stem.replace("_", "-") for stem in files]
-    return shipped + sorted({e.name for e in entry_points(group=GROUP)} - set(shipped))
+    shipped = sorted(_shipped())
+    return shipped + sorted(_entries().keys() - set(shipped))
+
+
+def _shipped() -> dict[str, str]:
+    """Module name of each dataflow of this folder."""
+    stems = (p.stem for p in Path(__file__).parent.glob("*.py"))
+    return {stem.replace("_", "-"): stem for stem in stems if stem not in SHARED}
+
+
+def _entries() -> dict[str, str]:
+    """Module of each dataflow that another package adds."""
+    from importlib.metadata import entry_points  # slow to import, and seldom needed
+
+    return {e.name: e.module for e in entry_points(group=GROUP)}
 
 
 def load_dataflow(name: str) -> Dataflow:
@@ -54,14 +65,12 @@ def load_dataflow(name: str) -> Dataflow:
     """
     if name.endswith(".py") or "/" in name:
         return _from_module(_load_file(Path(name)), Path(name).stem)
+    if name in (shipped := _shipped()):
+        return _from_module(importlib.import_module(f"iosim.dataflows.{shipped[name]}"), shipped[name])
+    if name in (entries := _entries()):
+        return _from_module(importlib.import_module(entries[name]), name.replace("-", "_"))
     names = dataflow_names()
-    if name not in names:
-        raise InputError(f"dataflow: {name!r} is not one of {', '.join(names)}{nearest(name, names)}")
-    stem = name.replace("-", "_")
-    if (Path(__file__).parent / f"{stem}.py").is_file():
-        return _from_module(importlib.import_module(f"iosim.dataflows.{stem}"), stem)
-    entry = next(e for e in entry_points(group=GROUP) if e.name == name)
-    return _from_module(importlib.import_module(entry.module), stem)
+    raise InputError(f"dataflow: {name!r} is not one of {', '.join(names)}{nearest(name, names)}")
 
 
 def _load_file(path: Path) -> ModuleType:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from iosim.hardware import Hardware
 from iosim.problem import Attention
-from iosim.report.words import duration, kib, percent, ratio, size
+from iosim.report.words import count, duration, kib, percent, ratio, size
 from iosim.study.run import Comparison, Run
 
 WIDTH = 80
@@ -39,7 +39,7 @@ def headline(a: Attention) -> str:
     """The problem in one line."""
     heads = f"{a.heads} heads" if a.kv_heads == a.heads else f"{a.heads} heads over {a.kv_heads} K/V heads"
     heads = "1 head" if a.heads == 1 else heads
-    length = f"N {a.n_q:,}" if a.n_q == a.n_k else f"{a.n_q:,} queries, {a.n_k:,} keys"
+    length = f"N {a.n_q:,}" if a.n_q == a.n_k else f"{count(a.n_q, 'query', 'queries')}, {count(a.n_k, 'key', 'keys')}"
     width = f"d {a.d}" if a.d == a.d_v else f"d {a.d}, d_v {a.d_v}"
     mask = "" if not a.causal else ", causal" if a.n_q == a.n_k else f", causal ({a.causal_align})"
     return f"Attention forward: batch {a.batch}, {heads}, {length}, {width}, {a.dtype}{mask}"
@@ -47,9 +47,9 @@ def headline(a: Attention) -> str:
 
 def machine_line(h: Hardware) -> str:
     """The machine in one line."""
-    count = f"{h.processors} {h.called}s" if h.processors else f"{h.called} count unknown"
+    chip = f"{h.processors} {h.called}s" if h.processors else f"an unknown number of {h.called}s"
     hbm = f"{size(h.hbm.capacity_bytes)} {h.hbm.kind} at {size(h.hbm.bandwidth)}/s"
-    return f"{h.name}: {h.title}; {count} with {kib(h.sram.capacity_bytes)} SRAM each; {hbm}"
+    return f"{h.name}: {h.title}; {chip} with {kib(h.sram.capacity_bytes)} SRAM each; {hbm}"
 
 
 def _table(runs: Sequence[Run]) -> str:
@@ -74,7 +74,7 @@ Number = Callable[[Run], float]
 
 def _rows(runs: Sequence[Run]) -> Iterable[tuple[str, Cell, Number | None]]:
     yield "extra memory", lambda r: size(r.ledger.extra_bytes), lambda r: r.ledger.extra_bytes
-    yield "HBM read (asked for)", lambda r: size(r.ledger.hbm_read_bytes), lambda r: r.ledger.hbm_read_bytes
+    yield "HBM read", lambda r: size(r.ledger.hbm_read_bytes), lambda r: r.ledger.hbm_read_bytes
     yield "HBM write", lambda r: size(r.ledger.hbm_write_bytes), lambda r: r.ledger.hbm_write_bytes
     yield "DRAM read + write", lambda r: size(dram(r)), dram
     yield "SRAM used", _sram, None
@@ -87,6 +87,7 @@ def _rows(runs: Sequence[Run]) -> Iterable[tuple[str, Cell, Number | None]]:
     else:
         yield "time", lambda _: "unknown", None
     yield "check", _check, None
+    yield "rows checked", _rows_checked, None
     if not all(r.fits for r in runs):
         yield "fits device memory", lambda r: "yes" if r.fits else f"no, {size(r.ledger.peak_bytes)}", None
 
@@ -144,22 +145,21 @@ def _largest_stall(r: Run) -> str:
 
 
 def _check(r: Run) -> str:
+    return "not asked for" if r.check is None else r.check.status
+
+
+def _rows_checked(r: Run) -> str:
     if r.check is None:
-        return "not asked for"
-    share = (
-        ""
-        if r.check.rows_checked == r.check.rows_total
-        else f" ({percent(r.check.rows_checked / r.check.rows_total)} of rows)"
-    )
-    return f"{r.check.status}{share}"
+        return "none"
+    return percent(r.check.rows_checked / r.check.rows_total)
 
 
 def _machines_table(runs: Sequence[Run]) -> str:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("machine")
-    table.add_column("dataflow")
-    for name in ("extra", "HBM r+w", "DRAM", "SRAM", "time", "peak", "bound"):
-        table.add_column(name, justify="right")
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("machine", no_wrap=True)
+    table.add_column("dataflow", no_wrap=True)
+    for name in ("extra", "HBM", "DRAM", "SRAM", "time", "peak", "bound"):
+        table.add_column(name, justify="right", no_wrap=True)
     for r in runs:
         table.add_row(
             r.hardware.name,
@@ -229,7 +229,8 @@ def _time_words(runs: Sequence[Run]) -> str:
     if stall is not None and fast.timeline is not None:
         text += f"; the busiest unit of {fast.dataflow.name} is {UNIT_WORDS[fast.timeline.bound]}"
         text += f" ({percent(busy_share(fast))} of the time), its {compute_unit(fast)} units stand still longest"
-        text += f" {STALL_WORDS[stall[0]]} ({percent(stall[1])})"
+        why = STARVED if stall[0] == "matrix" and compute_unit(fast) == "matrix" else STALL_WORDS[stall[0]]
+        text += f" {why} ({percent(stall[1])})"
     spreads = sorted({k.spread for r in timed if r.timeline is not None for k in r.timeline.kernels} - {""})
     return text + "." + (f" {spreads[-1]}." if spreads else "")
 
@@ -244,10 +245,11 @@ UNIT_WORDS = {
     "vector": "the vector unit",
     "launch": "the launch of kernels",
 }
+STARVED = "while operands of a product come from SRAM"
 STALL_WORDS = {
     "data": "waiting for data",
     "buffer": "waiting for a free buffer",
-    "matrix": "while other matrix work is waited for",
+    "matrix": "while matrix work runs",
     "vector": "while softmax and other vector work runs",
     "barrier": "waiting for another warp group",
     "launch": "while kernels are launched",

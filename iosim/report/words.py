@@ -34,8 +34,15 @@ def digits(value: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share of one: 0.4567 -> "46 %"; below 1 % with a digit more."""
-    return f"{share:.1%}".replace("%", " %") if share < 0.00995 else f"{share:.0%}".replace("%", " %")
+    """A share of one: 0.4567 -> "46 %"; below 1 % with one significant digit."""
+    if share >= 0.00995 or share == 0:
+        return f"{100 * share:.0f} %"
+    return f"{100 * share:.1g} %" if share >= 1e-6 else f"{100 * share:.0e} %"
+
+
+def count(number: int, one: str, many: str) -> str:
+    """ "1 query", "2 queries"."""
+    return f"{number:,} {one if number == 1 else many}"
 
 
 def ratio(a: float, b: float) -> str:
