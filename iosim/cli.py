@@ -60,7 +60,7 @@ def _schedule_options(command: F) -> F:
     """The options that fix fields of the schedule."""
     for option in reversed(
         (
-            click.option("--block-q", type=int, help="Query rows of a tile.  [default: by the rule below]"),
+            click.option("--block-q", type=int, help="Query rows of a tile.  [default: by the rule above]"),
             click.option("--block-k", type=int, help="Key rows of a tile."),
             click.option(
                 "--stages",
@@ -81,16 +81,15 @@ _SCHEDULE = ("block_q", "block_k", "stages")
 def _problem(options: dict[str, Any]) -> Attention:
     from iosim.problem import Attention
 
-    names = {"n_q": "--n"}
-    given = {k: options[k] for k in _PROBLEM if options[k] is not None}
-    try:
-        return Attention(**given)
-    except InputError as error:
-        field = str(error).split(":", 1)[0]
-        if field in _PROBLEM:
-            option = names.get(field, "--" + field.replace("_", "-"))
-            raise InputError(option + str(error)[len(field) :]) from None
-        raise
+    return Attention(**{k: options[k] for k in _PROBLEM if options[k] is not None})
+
+
+def _as_option(message: str) -> str:
+    """An error about a field, said of the option that sets it."""
+    field, colon, rest = message.partition(":")
+    if field not in (*_PROBLEM, *_SCHEDULE, "dataflow", "hw", "fidelity"):
+        return message
+    return f"--{'n' if field == 'n_q' else field.replace('_', '-')}{colon}{rest}"
 
 
 def _schedule(options: dict[str, Any]) -> dict[str, Any]:
@@ -131,7 +130,14 @@ def cli() -> None:
     "--fidelity", default="fair", show_default=True, help="fair: a processor a class of block; chip: all of them."
 )
 @click.option("--check/--no-check", default=True, show_default=True, help="Check the numbers against float64.")
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of the random inputs.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**32 - 1),
+    metavar="INTEGER",
+    default=0,
+    show_default=True,
+    help="Of the random inputs.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (schema iosim.run/1).")
 @click.option("--csv", "as_csv", is_flag=True, help="Print one CSV row a run.")
 @click.option("--output", "-o", type=click.Path(dir_okay=False), help="Write to this file instead of the terminal.")
@@ -293,11 +299,13 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except click.exceptions.Abort:
         _fail("interrupted", 130)
+    except click.exceptions.NoArgsIsHelpError as error:
+        _fail(error.format_message(), 2, named=True)
     except click.ClickException as error:
         where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "iosim"
         _fail(f"{where}: {' '.join(error.format_message().split())}", 2, named=True)
     except IosimError as error:
-        _fail(str(error), error.exit_code)
+        _fail(_as_option(str(error)), error.exit_code)
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _fail(f"output: {error.strerror}", OutputError.exit_code)
