@@ -49,7 +49,10 @@ class UnitTime:
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """One kernel's run, launch included.  `resident` blocks share a processor, of which `processors` get one."""
+    """One kernel's run, launch included.  `resident` blocks share a processor, of which `processors` get one.
+
+    `spread_pct` says how far the `chip` fidelity may be from this time; 0 where this is it.
+    """
 
     name: str
     makespan_ps: int
@@ -59,7 +62,7 @@ class KernelTime:
     processors: int
     units: Mapping[str, UnitTime]
     footprint: Footprint
-    spread: str
+    spread_pct: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,7 @@ class _Run:
 
 
 def _kernel_time(
-    model: Model, makespan: int, processors: int, units: Mapping[str, UnitTime], spread: str = ""
+    model: Model, makespan: int, processors: int, units: Mapping[str, UnitTime], spread_pct: int = 0
 ) -> KernelTime:
     """Add the launch, during which every unit stands still."""
     launch = model.hardware.launch_ps
@@ -156,7 +159,7 @@ def _kernel_time(
         processors=processors,
         units=with_launch,
         footprint=model.footprint,
-        spread=spread,
+        spread_pct=spread_pct,
     )
 
 
@@ -302,7 +305,7 @@ class _Fair:
         least = max(length if name in SHARED else -(-length // active) for name, length in busy.items())
         makespan = max(makespan, least)
         units = {name: self.books(name, busy[name], parts, makespan, occupied) for name in busy}
-        return _Run(_kernel_time(self.model, makespan, active, units, self.spread(resident)), moved)
+        return _Run(_kernel_time(self.model, makespan, active, units, self.spread_pct(resident)), moved)
 
     @cached_property
     def alike(self) -> dict[Profile, Shape]:
@@ -316,23 +319,21 @@ class _Fair:
     def bytes_of(self, shape: Shape) -> int:
         return sum(self.model.totals(shape).moved.values())
 
-    def spread(self, resident: int) -> str:
-        """How far `chip` may be from `fair`, by what was measured on random machines (tests/unit/test_fidelity.py)."""
+    def spread_pct(self, resident: int) -> int:
+        """How far `chip` may be from `fair`, in percent, by what was measured on random machines (tests/unit/test_fidelity.py)."""
         shape = next(iter(self.alike.values()))
         loops = [(part, stretches) for part, stretches in zip(self.model.parts, shape, strict=True) if part.loop]
         trips = [sum(trips for trips, _ in stretches) for _, stretches in loops]
         slots = resident * min(self.count, self.model.kernel.blocks)
         if len(self.alike) > 1:
-            percent = 20
-        elif min(trips, default=0) < 16:
-            percent = 25
-        elif any(part.order.slots.get(copy.name, 1) < 2 for part, _ in loops for copy in part.copies):
-            percent = 15
-        elif resident > 1:
-            percent = 30 if self.model.kernel.blocks % slots and self.model.kernel.blocks > slots else 10
-        else:
-            percent = 5
-        return f"chip may differ by up to {percent} %"
+            return 20
+        if min(trips, default=0) < 16:
+            return 25
+        if any(part.order.slots.get(copy.name, 1) < 2 for part, _ in loops for copy in part.copies):
+            return 15
+        if resident > 1:
+            return 30 if self.model.kernel.blocks % slots and self.model.kernel.blocks > slots else 10
+        return 5
 
     def waves(self, active: int, resident: int) -> _Placed:
         """Alike blocks run in waves; the last one spreads over the processors."""

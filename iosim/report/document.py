@@ -123,17 +123,23 @@ def _time(r: Run) -> dict[str, Any]:
     if r.timeline is None:
         return {"seconds": None, "makespan_ps": None, "fidelity": None, "bound": None, "tflops": None,
                 "peak_share": None, "launches": len(r.program.kernels), "reason": r.no_time}  # fmt: skip
-    spreads = sorted({k.spread for k in r.timeline.kernels} - {""})
     return {
         "seconds": r.timeline.seconds,
         "makespan_ps": r.timeline.makespan_ps,
         "fidelity": r.timeline.fidelity,
-        "fidelity_spread": spreads,
+        "fidelity_spread_pct": spread_pct(r),
         "bound": r.timeline.bound,
         "tflops": r.tflops,
         "peak_share": r.peak_share,
         "launches": len(r.timeline.kernels),
     }
+
+
+def spread_pct(r: Run) -> int:
+    """How far the other fidelity may be: the kernels' own spreads, weighted by their time, rounded up."""
+    if r.timeline is None:
+        return 0
+    return -(-sum(k.spread_pct * k.makespan_ps for k in r.timeline.kernels) // r.timeline.makespan_ps)
 
 
 def _kernels(r: Run) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from iosim.hardware import Hardware
 from iosim.problem import Attention
+from iosim.report.document import spread_pct
 from iosim.report.words import count, duration, kib, percent, ratio, size
 from iosim.study.run import Comparison, Run
 
@@ -231,8 +232,9 @@ def _time_words(runs: Sequence[Run]) -> str:
         text += f" ({percent(busy_share(fast))} of the time), its {compute_unit(fast)} units stand still longest"
         why = STARVED if stall[0] == "matrix" and compute_unit(fast) == "matrix" else STALL_WORDS[stall[0]]
         text += f" {why} ({percent(stall[1])})"
-    spreads = sorted({k.spread for r in timed if r.timeline is not None for k in r.timeline.kernels} - {""})
-    return text + "." + (f" {spreads[-1]}." if spreads else "")
+    spreads = [f"{spread_pct(r)} % for {r.dataflow.name}" for r in timed if spread_pct(r)]
+    doubt = f" Simulating every processor (--fidelity chip) could differ by {', '.join(spreads)}." if spreads else ""
+    return f"{text}.{doubt}"
 
 
 UNIT_WORDS = {
