@@ -320,7 +320,7 @@ class _Fair:
         return sum(self.model.totals(shape).moved.values())
 
     def spread_pct(self, resident: int) -> int:
-        """How far `chip` may be from `fair`, in percent, by what was measured on random machines (tests/unit/test_fidelity.py)."""
+        """How far `chip` may be from `fair`, in percent: measured on random machines (tests/unit/test_fidelity.py)."""
         shape = next(iter(self.alike.values()))
         loops = [(part, stretches) for part, stretches in zip(self.model.parts, shape, strict=True) if part.loop]
         trips = [sum(trips for trips, _ in stretches) for _, stretches in loops]
