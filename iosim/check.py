@@ -522,7 +522,7 @@ class _Sum:
             plain_error=max(r.plain for r in results),
             rows_checked=rows,
             rows_total=total,
-            detail=failure or f"{share} checked; the largest error is {ratio:.0%} of its bound",
+            detail=failure or f"{share} checked; the largest error is {ratio:.2g} of its bound",
             counted=self._counted() if rows == total else None,
         )
 

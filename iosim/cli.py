@@ -140,7 +140,7 @@ def cli() -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (schema iosim.run/1).")
 @click.option("--csv", "as_csv", is_flag=True, help="Print one CSV row a run.")
-@click.option("--output", "-o", type=click.Path(dir_okay=False), help="Write to this file instead of the terminal.")
+@click.option("--output", "-o", metavar="FILE", help="Write to this file instead of the terminal; - is the terminal.")
 def run(as_json: bool, as_csv: bool, output: str | None, **options: Any) -> None:
     """Compare dataflows on machines: memory, traffic, time, numeric check.
 
@@ -184,8 +184,9 @@ def run(as_json: bool, as_csv: bool, output: str | None, **options: Any) -> None
 
         text = render(comparison)
     _write(text, output)
-    if any(r.check is not None and r.check.status == "failed" for r in comparison.runs):
-        sys.exit(CHECK_FAILED)
+    for r in comparison.runs:
+        if r.check is not None and r.check.status == "failed":
+            _fail(f"iosim: check of {r.dataflow.name} failed: {r.check.detail}", CHECK_FAILED)
 
 
 @cli.command()
@@ -255,7 +256,7 @@ class _progress:  # noqa: N801 - used like a function
 
     def __enter__(self) -> Callable[[str], None]:
         self.status: Any = None
-        if not sys.stderr.isatty():
+        if sys.stderr is None or not sys.stderr.isatty():
             return lambda _: None
         from rich.console import Console
 
@@ -270,47 +271,76 @@ class _progress:  # noqa: N801 - used like a function
 
 def _write(text: str, path: str | None) -> None:
     """Print, or write a file as a whole: a failure leaves what was there before."""
-    if path is None:
+    if path is None or path == "-":
+        if sys.stdout is None:
+            raise OutputError("output: standard output is closed")
         sys.stdout.write(text)
         sys.stdout.flush()
         return
+    if not path:
+        raise InputError("--output: the file name is empty")
+    try:
+        _write_file(text, os.path.realpath(path))
+    except OSError as error:
+        raise OutputError(f"--output: {path}: {error.strerror}") from error
+
+
+def _write_file(text: str, path: str) -> None:
+    if os.path.exists(path) and not os.path.isfile(path):  # a device or a pipe cannot be replaced
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+        return
     from tempfile import NamedTemporaryFile
 
-    folder = os.path.dirname(os.path.abspath(path))
-    temporary = None
-    try:
-        with NamedTemporaryFile("w", encoding="utf-8", dir=folder, delete=False) as file:
-            temporary = file.name
+    with NamedTemporaryFile("w", encoding="utf-8", dir=os.path.dirname(path), delete=False) as file:
+        try:
             file.write(text)
-        os.replace(temporary, path)
-    except OSError as error:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)
-        raise OutputError(f"--output: {path}: {error.strerror}") from error
+            file.flush()
+            os.chmod(file.name, os.stat(path).st_mode & 0o777 if os.path.exists(path) else 0o666 & ~_umask())
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def main() -> None:
     """Run the command line; exit codes: 0 answered, 1 a check failed, 2 bad input, 3 output cannot be written."""
     try:
         cli(standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except BrokenPipeError:
-        # The reader has gone; nothing more can be said, and Python must not try at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except click.exceptions.Abort:
-        _fail("interrupted", 130)
+        _silence()  # the reader has gone, and nothing more can be said
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        _fail("iosim: interrupted", 130)
     except click.exceptions.NoArgsIsHelpError as error:
-        _fail(error.format_message(), 2, named=True)
+        _fail(error.format_message(), InputError.exit_code)
     except click.ClickException as error:
         where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "iosim"
-        _fail(f"{where}: {' '.join(error.format_message().split())}", 2, named=True)
+        _fail(f"{where}: {' '.join(error.format_message().split())}", InputError.exit_code)
     except IosimError as error:
-        _fail(_as_option(str(error)), error.exit_code)
+        _fail(f"iosim: {_as_option(str(error))}", error.exit_code)
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        _fail(f"output: {error.strerror}", OutputError.exit_code)
+        _silence()
+        _fail(f"iosim: output: {error.strerror}", OutputError.exit_code)
 
 
-def _fail(message: str, code: int, *, named: bool = False) -> None:
-    click.echo(message if named else f"iosim: {message}", err=True)
+def _silence() -> None:
+    """Let Python write what it still holds to nowhere at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _fail(message: str, code: int) -> None:
+    """Say why and leave; that it cannot be said does not change the exit code."""
+    try:
+        if sys.stderr is not None:
+            print(message, file=sys.stderr, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     sys.exit(code)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from math import sqrt
-from typing import cast
+from operator import index
+from typing import SupportsIndex, cast
 
 from iosim.dtypes import dtype
 from iosim.errors import InputError, nearest
@@ -51,7 +52,7 @@ class Attention:
         limits = {"n_q": MAX_N, "n_k": MAX_N, "d": MAX_D, "d_v": MAX_D,
                   "batch": MAX_HEADS, "heads": MAX_HEADS, "kv_heads": MAX_HEADS}  # fmt: skip
         for name, most in limits.items():
-            require_int(name, getattr(self, name), 1, most)
+            object.__setattr__(self, name, require_int(name, getattr(self, name), 1, most))
         if self.heads % self.kv_heads:
             divisors = [k for k in range(1, self.heads + 1) if self.heads % k == 0]
             close = min(divisors, key=lambda k: abs(k - self.kv_heads))
@@ -108,8 +109,9 @@ class Attention:
 
 def require_int(name: str, value: object, low: int, high: int) -> int:
     """`value` if it is an int in [low, high]; raises InputError that names the field and the range otherwise."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         raise InputError(f"{name}: {value!r} is not a whole number")
-    if not low <= value <= high:
-        raise InputError(f"{name}: {value} is out of range; {low} to {high} is allowed")
-    return value
+    number = index(value)  # an int also from numpy's integers
+    if not low <= number <= high:
+        raise InputError(f"{name}: {number} is out of range; {low} to {high} is allowed")
+    return number

@@ -27,6 +27,8 @@ from iosim.ops import OPS, Shape
 
 Role: TypeAlias = Literal["in", "out", "scratch"]
 
+MOST = 2**26  # extent of a grid axis, trips of a loop
+
 
 class ProgramError(InputError):
     """A tile program that breaks a rule of the language."""
@@ -403,13 +405,15 @@ def check(program: Program) -> None:
     based: set[str] = set()
     if len({t.name for t in program.tensors}) < len(program.tensors):
         raise ProgramError(f"{program.name}: two tensors have one name")
+    if not program.kernels:
+        raise ProgramError(f"{program.name}: there is no kernel")
     if len({k.name for k in program.kernels}) < len(program.kernels):
         raise ProgramError(f"{program.name}: two kernels have one name")
     for kernel in program.kernels:
         where = f"{program.name}, kernel {kernel.name}"
         scope = {axis for axis, _ in kernel.grid}
-        if len(scope) < len(kernel.grid) or any(extent < 1 for _, extent in kernel.grid):
-            raise ProgramError(f"{where}: grid {dict(kernel.grid)} needs distinct axes of extent 1 or more")
+        if len(scope) < len(kernel.grid) or any(not 1 <= extent <= MOST for _, extent in kernel.grid):
+            raise ProgramError(f"{where}: grid {dict(kernel.grid)} needs distinct axes of extent 1 to {MOST}")
         _check_body(where, kernel.body, scope, {})
         stores = [n for n, _ in walk(kernel.body) if isinstance(n, Store)]
         for node, _ in walk(kernel.body):
@@ -437,6 +441,8 @@ def _check_body(where: str, body: Sequence[Node], scope: set[str], tiles: dict[s
     for node in body:
         if isinstance(node, Loop):
             _check_indices(where, f"loop {node.index}", scope, node.lo, node.hi)
+            if isinstance(node.hi, int) and isinstance(node.lo, int) and node.hi - node.lo > MOST:
+                raise ProgramError(f"{where}: loop {node.index} runs {node.hi - node.lo} times; {MOST} is the most")
             if node.index in scope:
                 raise ProgramError(f"{where}: loop index {node.index} is used by an outer loop or the grid")
             _check_body(where, node.body, scope | {node.index}, alive)

@@ -81,7 +81,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         for name in ("block_q", "block_k", "block_d", "softmax_rows"):
-            require_int(name, getattr(self, name), 1, MAX_BLOCK)
+            object.__setattr__(self, name, require_int(name, getattr(self, name), 1, MAX_BLOCK))
         require_int("softmax_cols", self.softmax_cols, 1, 2**24)
         require_int("groups", self.groups, 1, MAX_GROUPS)
         if not isinstance(self.stages, tuple) or not self.stages:

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
+import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import redirect_stdout
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from iosim.errors import InputError, nearest
 
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from iosim.problem import Attention
     from iosim.program import Program
     from iosim.schedule import Schedule
+
+T = TypeVar("T")
 
 GROUP = "iosim.dataflows"
 SHARED = {"__init__", "tiles"}  # files of this folder that are not dataflows
@@ -36,7 +41,27 @@ class Dataflow:
     write: Callable[[Attention, Schedule], Program]
 
     def __call__(self, attention: Attention, schedule: Schedule) -> Program:
-        return self.write(attention, schedule)
+        """The program; raises InputError, with the dataflow's name, for whatever goes wrong in writing it."""
+        from iosim.program import Program
+
+        program = _guarded(f"dataflow {self.name}", lambda: self.write(attention, schedule))
+        if not isinstance(program, Program):
+            raise InputError(f"dataflow {self.name}: returned {program!r:.80} instead of a Program")
+        return program
+
+
+def _guarded(what: str, call: Callable[[], T]) -> T:
+    """Run code that is not ours: what it prints goes to stderr, what it raises becomes one line."""
+    try:
+        with redirect_stdout(sys.stderr):
+            return call()
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(last.filename).name}, line {last.lineno}"
+        words = " ".join(str(error).split())
+        raise InputError(f"{what}: {type(error).__name__} in {where}: {words:.200}") from error
 
 
 def dataflow_names() -> list[str]:
@@ -64,7 +89,10 @@ def load_dataflow(name: str) -> Dataflow:
     Raises InputError for an unknown name, with the nearest one, and for a file that does not define a dataflow.
     """
     if name.endswith(".py") or "/" in name:
-        return _from_module(_load_file(Path(name)), Path(name).stem)
+        stem = Path(name).stem.replace("-", "_")
+        if not stem.isidentifier():
+            raise InputError(f"dataflow: {name}: the file's name must be a Python name, as that of its function is")
+        return _from_module(_load_file(Path(name)), stem)
     if name in (shipped := _shipped()):
         return _from_module(importlib.import_module(f"iosim.dataflows.{shipped[name]}"), shipped[name])
     if name in (entries := _entries()):
@@ -80,10 +108,8 @@ def _load_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise InputError(f"dataflow: {path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise InputError(f"dataflow: {path} does not load: {type(error).__name__}: {error}") from error
+    loader = spec.loader
+    _guarded(f"dataflow: {path} does not load", lambda: loader.exec_module(module))
     return module
 
 
@@ -94,5 +120,12 @@ def _from_module(module: ModuleType, stem: str) -> Dataflow:
             f"dataflow: {module.__file__} needs a function {stem}(attention, schedule) -> Program and "
             f"a tuple USES of the schedule fields that it reads"
         )
+    from iosim.schedule import Schedule
+
+    known = [f.name for f in fields(Schedule)]
+    for field in uses:
+        if field not in known:
+            raise InputError(f"dataflow: USES of {module.__file__} names {field!r}, which is no field of a schedule "
+                             f"({', '.join(known)})")  # fmt: skip
     first = (module.__doc__ or stem).strip().splitlines()[0]
     return Dataflow(stem.replace("_", "-"), first, uses, write)

@@ -235,14 +235,24 @@ class Model:
         """Work of one node for the whole block: the op's own, and SRAM bytes of operands and results."""
         work = dict(node.work)
         if node.op == "matmul":
-            if not on_matrix_unit(node):
-                work = {"vector": work["matrix"] // 2}
+            work = {"matrix": self._padded_flops(node)} if on_matrix_unit(node) else {"vector": work["matrix"] // 2}
             work["sram"] = self._operand_bytes(node)
         else:
             work["sram"] = sum(tile.bytes for tile in map(tile_of, node.args) if self.places[tile.name] == "sram")
         if self.places[node.out.name] == "sram":
             work["sram"] += node.out.bytes
         return work
+
+    def _padded_flops(self, node: Compute) -> int:
+        """FLOPs that the matrix unit executes: each group's share in whole instructions.
+
+        `instruction_k` is for operands of two bytes; narrower ones come in steps of as many bytes.
+        """
+        matrix = self.hardware.matrix
+        rows = -(-node.out.shape[0] // self.workers)
+        step = (matrix.instruction_k or 1) * 2 // dtype(tile_of(node.args[0]).dtype).bytes
+        sizes = (rows, matrix.instruction_m), (node.out.shape[1], matrix.instruction_n), (node.args[0].shape[1], step)
+        return 2 * self.workers * prod(-(-size // (unit or 1)) * (unit or 1) for size, unit in sizes)
 
     def _operand_bytes(self, node: Compute) -> int:
         """SRAM bytes that a matmul reads: B once for each instruction's height of a group's rows, A for each width."""

@@ -191,6 +191,7 @@ def run_row(r: Run) -> dict[str, Any]:
     return {
         "hardware": r.hardware.name,
         "dataflow": r.dataflow.name,
+        **r.problem.as_dict(),
         "fidelity": None if t is None else t.fidelity,
         "seconds": r.seconds,
         "tflops": r.tflops,

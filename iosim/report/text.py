@@ -78,7 +78,8 @@ def _rows(runs: Sequence[Run]) -> Iterable[tuple[str, Cell, Number | None]]:
     yield "HBM read", lambda r: size(r.ledger.hbm_read_bytes), lambda r: r.ledger.hbm_read_bytes
     yield "HBM write", lambda r: size(r.ledger.hbm_write_bytes), lambda r: r.ledger.hbm_write_bytes
     yield "DRAM read + write", lambda r: size(dram(r)), dram
-    yield "SRAM used", _sram, None
+    yield "SRAM a block", _sram, None
+    yield "resident blocks", _resident, None
     yield "tile, stages", _tile, None
     if any(r.timeline is not None for r in runs):
         yield "time", _time, lambda r: r.seconds or 0
@@ -101,6 +102,10 @@ def dram(r: Run) -> int:
 def _sram(r: Run) -> str:
     f = r.footprint
     return f"{f.sram_bytes / 1024:.4g} of {kib(f.sram_capacity)}"
+
+
+def _resident(r: Run) -> str:
+    return f"{r.footprint.resident} ({r.footprint.limit})"
 
 
 def _tile(r: Run) -> str:
@@ -159,19 +164,18 @@ def _machines_table(runs: Sequence[Run]) -> str:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("machine", no_wrap=True)
     table.add_column("dataflow", no_wrap=True)
-    for name in ("extra", "HBM", "DRAM", "SRAM", "time", "peak", "bound"):
+    for name in ("tile, stages", "extra", "HBM", "DRAM", "time", "peak"):
         table.add_column(name, justify="right", no_wrap=True)
     for r in runs:
         table.add_row(
             r.hardware.name,
             r.dataflow.name,
+            _tile(r),
             size(r.ledger.extra_bytes),
             size(r.ledger.hbm_read_bytes + r.ledger.hbm_write_bytes),
             size(dram(r)),
-            percent(r.footprint.sram_bytes / r.footprint.sram_capacity),
             _time(r),
             "-" if r.peak_share is None else percent(r.peak_share),
-            "-" if r.timeline is None else r.timeline.bound,
         )
     return _draw(table)
 
@@ -222,19 +226,22 @@ def _time_words(runs: Sequence[Run]) -> str:
     slow, fast = max(timed, key=lambda r: r.seconds or 0), min(timed, key=lambda r: r.seconds or 0)
     stall = stall_of(fast)
     fidelity = timed[0].timeline.fidelity if timed[0].timeline is not None else ""
-    text = (
-        f"Predicted ({fidelity} fidelity, first time model): {fast.dataflow.name} takes {duration(fast.seconds or 0)}"
-    )
+    text = f"Predicted ({fidelity} fidelity, first time model): {fast.dataflow.name} {_takes(fast)}"
     if slow is not fast:
-        text += f", {slow.dataflow.name} {duration(slow.seconds or 0)} ({ratio(slow.seconds or 0, fast.seconds or 1)})"
+        text += f", {slow.dataflow.name} {_takes(slow)} ({ratio(slow.seconds or 0, fast.seconds or 1)})"
     if stall is not None and fast.timeline is not None:
         text += f"; the busiest unit of {fast.dataflow.name} is {UNIT_WORDS[fast.timeline.bound]}"
-        text += f" ({percent(busy_share(fast))} of the time), its {compute_unit(fast)} units stand still longest"
+        text += f" ({percent(busy_share(fast))} of the time), the largest stall of its {compute_unit(fast)} units is"
         why = STARVED if stall[0] == "matrix" and compute_unit(fast) == "matrix" else STALL_WORDS[stall[0]]
         text += f" {why} ({percent(stall[1])})"
     spreads = [f"{spread_pct(r)} % for {r.dataflow.name}" for r in timed if spread_pct(r)]
     doubt = f" Simulating every processor (--fidelity chip) could differ by {', '.join(spreads)}." if spreads else ""
     return f"{text}.{doubt}"
+
+
+def _takes(r: Run) -> str:
+    time = duration(r.seconds or 0)
+    return f"takes {time}" if r.fits else f"would take {time} if its tensors fitted"
 
 
 UNIT_WORDS = {
@@ -247,15 +254,15 @@ UNIT_WORDS = {
     "vector": "the vector unit",
     "launch": "the launch of kernels",
 }
-STARVED = "while operands of a product come from SRAM"
+STARVED = "operands that come from SRAM"
 STALL_WORDS = {
     "data": "waiting for data",
     "buffer": "waiting for a free buffer",
-    "matrix": "while matrix work runs",
-    "vector": "while softmax and other vector work runs",
+    "matrix": "matrix work",
+    "vector": "softmax and other vector work",
     "barrier": "waiting for another warp group",
-    "launch": "while kernels are launched",
-    "tail": "with no block left to run",
+    "launch": "the launch of kernels",
+    "tail": "that no block is left to run",
 }
 
 

@@ -2,13 +2,15 @@
 
 block_q is the largest of 256, 128, 64 whose grids give every processor a block, else 64 (smaller where 64 rows do
 not fit, or where there are fewer queries); block_k is the largest of 128, 64 (32, 16 where those do not fit) that
-leaves a tenth of the SRAM free at two stages.  One warp group takes up to 64 rows.
+leaves a tenth of the SRAM free at two stages; one stage only where no 64 x 64 tile fits at two.  One warp group takes
+up to 64 rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 from math import log2
 from typing import Any
 
@@ -35,12 +37,12 @@ def choose(dataflow: Dataflow, a: Attention, hardware: Hardware, given: Mapping[
     if {"block_q", "block_k", "stages"} <= given.keys():
         schedule = _complete(a, hardware, given)
         _refuse(dataflow, a, hardware, schedule)
-        return schedule, "as given"
-    for margin in (MARGIN, 0.0):
-        for narrowest in (WIDE, 1):
-            if found := _first(dataflow, a, hardware, given, margin, narrowest):
-                return found, _reason(dataflow, a, hardware, found, given, margin)
-    smallest = list(_candidates(a, hardware, given, _rows(a, given)[-1], 1))[-1]
+        return schedule, "tile and stages as given"
+    depths = [given["stages"]] if "stages" in given else [(2,), (1,)]
+    for margin, narrowest, stages in product((MARGIN, 0.0), (WIDE, 1), depths):
+        if found := _first(dataflow, a, hardware, {**given, "stages": stages}, margin, narrowest):
+            return found, _reason(dataflow, a, hardware, found, given, margin)
+    smallest = list(_candidates(a, hardware, {**given, "stages": depths[-1]}, _rows(a, given)[-1], 1))[-1]
     _refuse(dataflow, a, hardware, smallest)
     raise CapacityError(f"no schedule of {dataflow.name} fits on {hardware.name}")
 
@@ -53,12 +55,11 @@ def _rows(a: Attention, given: Mapping[str, Any]) -> list[int]:
 def _candidates(
     a: Attention, hardware: Hardware, given: Mapping[str, Any], block_q: int, narrowest: int
 ) -> Iterator[Schedule]:
-    """Schedules with query tiles of one height: two stages before one, then wide key tiles before narrow ones."""
+    """Schedules with query tiles of one height: wide key tiles before narrow ones."""
     keys = [given["block_k"]] if "block_k" in given else [k for k in KEYS if k < 2 * max(a.n_k, KEYS[-1])]
-    for stages in [given["stages"]] if "stages" in given else [(2,), (1,)]:
-        for block_k in keys:
-            if block_k >= narrowest:
-                yield _complete(a, hardware, {**given, "block_q": block_q, "block_k": block_k, "stages": stages})
+    for block_k in keys:
+        if block_k >= narrowest:
+            yield _complete(a, hardware, {**given, "block_q": block_q, "block_k": block_k})
 
 
 def _first(
@@ -130,9 +131,11 @@ def _reason(
         why = f"block_q {block_q} is the largest that fits and gives each of {units} a block"
     else:
         why = f"block_q {block_q} gives {blocks} of {units} a block, a larger one fewer"
-    stages = "x".join(map(str, schedule.stages)) + (" stages" if schedule.stages != (1,) else " stage")
+    stages = ",".join(map(str, schedule.stages)) + (" stages" if schedule.stages != (1,) else " stage")
+    if "stages" not in given and schedule.stages == (1,):
+        stages += ", two do not fit"
     if "block_k" in given:
-        return f"{why}; {stages}"
+        return f"{why}; block_k {schedule.block_k} as given; {stages}"
     room = f"leaves {margin:.0%} of SRAM free" if margin else "fits, with less than a tenth of SRAM to spare,"
     return f"{why}; block_k {schedule.block_k} is the largest that {room} at {stages}"
 

@@ -28,7 +28,7 @@ DATAFLOWS = ("standard", "flash2")
 Note = Callable[[str], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """What one dataflow does with one problem on one machine.
 
@@ -48,6 +48,10 @@ class Run:
     timeline: Timeline | None
     no_time: str
     check: Check | None
+
+    def __repr__(self) -> str:
+        time = "no time" if self.seconds is None else f"{self.seconds:.3g} s"
+        return f"<Run of {self.dataflow.name} on {self.hardware.name}: {time}>"
 
     @property
     def footprint(self) -> Footprint:
@@ -110,12 +114,21 @@ class Run:
         return pd.DataFrame.from_dict(rows, orient="index").rename_axis("unit")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Runs of one problem: every dataflow on every machine, machine by machine."""
 
     problem: Attention
     runs: tuple[Run, ...]
+
+    def __str__(self) -> str:
+        """What `iosim run` prints."""
+        from iosim.report.text import render
+
+        return render(self)
+
+    def __repr__(self) -> str:
+        return f"Comparison({', '.join(map(repr, self.runs))})"
 
     def to_frame(self) -> pd.DataFrame:
         """One row a run: bytes, capacity, time and check."""
@@ -129,8 +142,8 @@ class Comparison:
 def compare(
     problem: Attention,
     *,
-    dataflows: Sequence[str] = DATAFLOWS,
-    hardware: Sequence[str | Hardware] = (DEFAULT,),
+    dataflows: str | Sequence[str] = DATAFLOWS,
+    hardware: str | Hardware | Sequence[str | Hardware] = (DEFAULT,),
     schedule: Schedule | Mapping[str, Any] | None = None,
     fidelity: str = "fair",
     check: bool = True,
@@ -144,8 +157,12 @@ def compare(
 
     Raises InputError for bad input, CapacityError (an InputError) for a tile that does not fit.
     """
-    machines = [h if isinstance(h, Hardware) else load_hardware(h) for h in hardware]
-    flows = [load_dataflow(name) for name in dataflows]
+    names = [dataflows] if isinstance(dataflows, str) else list(dataflows)
+    given_machines = [hardware] if isinstance(hardware, str | Hardware) else list(hardware)
+    if not names or not given_machines:
+        raise InputError("compare: needs at least one dataflow and one machine")
+    machines = [h if isinstance(h, Hardware) else load_hardware(h) for h in given_machines]
+    flows = [load_dataflow(name) for name in names]
     for what, names in (("dataflow", [f.name for f in flows]), ("hw", [h.name for h in machines])):
         if twice := next((n for n in names if names.count(n) > 1), None):
             raise InputError(f"{what}: {twice} is given twice")
@@ -190,7 +207,10 @@ def _given(schedule: Schedule | Mapping[str, Any] | None) -> Mapping[str, Any]:
     for name in schedule or {}:
         if name not in names:
             raise InputError(f"schedule: {name!r} is not one of {', '.join(names)}{nearest(name, names)}")
-    return schedule or {}
+    fixed = dict(schedule or {})
+    if isinstance(fixed.get("stages"), int):
+        fixed["stages"] = (fixed["stages"],)
+    return fixed
 
 
 def _checks(

@@ -65,6 +65,40 @@ def test_a_dtype_that_the_machine_has_no_rate_for(iosim: Iosim, tmp_path: Path) 
     assert "no matrix rate for bf16; it has fp16, fp32" in answer.err
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("raise ValueError('no')", "ValueError in mine.py, line 3: no"),
+        ("raise SystemExit(0)", "SystemExit in mine.py, line 3"),
+        ("return 42", "returned 42 instead of a Program"),
+        ("return Builder('mine').done()", "mine: there is no kernel"),
+    ],
+)
+def test_a_dataflow_that_goes_wrong(iosim: Iosim, tmp_path: Path, body: str, words: str) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(f"from iosim.program import Builder\ndef mine(a, s):\n    {body}\nUSES = ('block_q',)\n")
+    answer = iosim("run", "-n", "64", "-d", "64", "--dataflow", str(mine), "--no-check")
+    assert answer.code == 2
+    assert answer.out == ""
+    assert answer.err.count("\n") == 1
+    assert words in answer.err
+
+
+def test_what_a_dataflow_file_prints_stays_out_of_the_output(iosim: Iosim, tmp_path: Path) -> None:
+    source = (Path(__file__).parents[2] / "iosim" / "dataflows" / "flash2.py").read_text()
+    mine = tmp_path / "mine.py"
+    mine.write_text(source.replace("def flash2", "print('noise')\n\n\ndef mine"))
+    answer = iosim("run", "-n", "64", "-d", "64", "--dataflow", str(mine), "--no-check", "--json")
+    assert answer.out.startswith("{")
+    assert "noise" not in answer.out
+
+
+def test_uses_must_name_schedule_fields(iosim: Iosim, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text("def mine(a, s): ...\nUSES = ('blok_q',)\n")
+    assert "names 'blok_q', which is no field" in iosim("run", "-n", "64", "-d", "64", "--dataflow", str(mine)).err
+
+
 def test_a_dataflow_file_that_does_not_load(iosim: Iosim, tmp_path: Path) -> None:
     mine = tmp_path / "mine.py"
     mine.write_text("import nothing_like_this\n")

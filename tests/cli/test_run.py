@@ -128,6 +128,29 @@ def test_output_that_cannot_be_written_is_exit_3(iosim: Iosim, tmp_path: Path) -
     assert "No such file or directory" in answer.err
 
 
+def test_output_keeps_what_is_no_plain_file(iosim: Iosim, tmp_path: Path) -> None:
+    """A device is written to, a link is followed: neither is replaced by a file."""
+    link, target = tmp_path / "link", tmp_path / "target"
+    target.write_text("old")
+    link.symlink_to(target)
+    assert iosim(*SMALL, "--no-check", "-o", str(link)).code == 0
+    assert link.is_symlink()
+    assert "flash2" in target.read_text()
+    assert iosim(*SMALL, "--no-check", "-o", "/dev/null").code == 0
+    assert not Path("/dev/null").is_file()
+    assert "flash2" in iosim(*SMALL, "--no-check", "-o", "-").out
+    assert iosim(*SMALL, "--no-check", "-o", "").code == 2
+
+
+@pytest.mark.parametrize(("closed", "code"), [(">&-", 3), ("2>&-", 0), (">/dev/full 2>/dev/full", 3)])
+def test_closed_streams(closed: str, code: int) -> None:
+    line = f"{sys.executable} -m iosim {' '.join(SMALL)} --no-check {closed}"
+    done = subprocess.run(["bash", "-c", line], text=True, capture_output=True, check=False)
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+    assert ("flash2" in done.stdout) == (code == 0)
+
+
 def process(*args: str, **kwargs: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "iosim", *args], text=True, check=False, **kwargs)
 

@@ -51,11 +51,17 @@ def test_a_tile_is_not_twice_as_large_as_the_problem() -> None:
     assert (s.block_q, s.block_k) == (16, 32)
 
 
+def test_fewer_rows_are_taken_before_one_stage() -> None:
+    """d = 256 at two stages: 128 x 64 needs Q 64 + K 64 + V 64 + P 16 = 208 KiB, 64 x 64 needs 32 + 64 + 64 + 8."""
+    s, _ = chosen(n_q=4096, heads=16, d=256)
+    assert (s.block_q, s.block_k, s.stages) == (64, 64, (2,))
+
+
 def test_one_stage_with_a_wide_tile_is_taken_before_two_with_a_narrow_one() -> None:
-    """d = 256: Q 64 + K 32 + V 32 + P 16 KiB at 128 x 64; two stages do not fit beside 128 rows."""
-    s, why = chosen(n_q=4096, heads=16, d=256)
-    assert (s.block_q, s.block_k, s.stages) == (128, 64, (1,))
-    assert why.endswith("at 1 stage")
+    """d = 320: 64 x 64 at two stages needs 40 + 80 + 80 + 8 = 208 of 192 KiB, at one 40 + 40 + 40 + 8 = 128."""
+    s, why = chosen(n_q=4096, heads=16, d=320)
+    assert (s.block_q, s.block_k, s.stages) == (64, 64, (1,))
+    assert why.endswith("at 1 stage, two do not fit")
 
 
 def test_a_machine_of_unknown_size_gets_the_largest_tile_that_fits() -> None:
@@ -79,10 +85,10 @@ def test_what_is_given_is_kept() -> None:
     assert (s.block_q, s.block_k, s.stages) == (128, 128, (1,))
     assert why.startswith("block_q 128 as given;")
     s, why = chosen(n_q=4096, given={"block_q": 64, "block_k": 48, "stages": (2, 1), "groups": 2})
-    assert (s.block_k, s.stages, s.groups, why) == (48, (2, 1), 2, "as given")
+    assert (s.block_k, s.stages, s.groups, why) == (48, (2, 1), 2, "tile and stages as given")
     s, why = chosen(n_q=4096, given={"block_k": 32})
     assert s.block_k == 32
-    assert why.endswith("a block; 2 stages")
+    assert why.endswith("a block; block_k 32 as given; 2 stages")
 
 
 # ---------------------------------------------------------------- what is refused
