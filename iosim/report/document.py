@@ -55,6 +55,13 @@ def _run(r: Run) -> dict[str, Any]:
         "hardware": r.hardware.name,
         "schedule": schedule_fields(r) | {"why": r.why},
         "traffic": _traffic(r) | {"by_tensor": _by_tensor(r)},
+        "bounds": {
+            "hbm_accesses": r.accesses,
+            "compulsory_accesses": r.bounds.compulsory,
+            "theta_accesses": r.bounds.theta,
+            "theta_formula": r.bounds.formula,
+            "theta_m_elements": r.bounds.m,
+        },
         "memory": {
             "io_bytes": r.ledger.io_bytes,
             "extra_bytes": r.ledger.extra_bytes,

@@ -198,6 +198,7 @@ def _sentences(runs: Sequence[Run]) -> list[str]:
     out: list[str] = []
     if len(runs) > 1:
         out += _paragraph(_traffic_words(runs[0], runs[-1]))
+    out += _paragraph(_bounds_words(runs))
     out += _paragraph(_time_words(runs))
     out += _check_words(runs)
     for r in runs:
@@ -217,6 +218,16 @@ def _traffic_words(a: Run, b: Run) -> str:
         text += f"; {' and '.join(r.dataflow.name for r in extra)} keeps {size(extra[0].ledger.extra_bytes)} of"
         text += " intermediate matrices there"
     return text + "."
+
+
+def _bounds_words(runs: Sequence[Run]) -> str:
+    b = runs[0].bounds
+    times = " and ".join(f"{ratio(r.accesses, b.compulsory)} ({r.dataflow.name})" for r in runs)
+    theta = " and ".join(ratio(r.accesses, b.theta) for r in runs)
+    return (
+        f"HBM accesses are {times} what inputs and outputs need once, and {theta} the lower bound"
+        f" {b.formula} for M = {b.m:,} elements of SRAM (Saha & Ye 2024, constant taken as 1)."
+    )
 
 
 def _time_words(runs: Sequence[Run]) -> str:
@@ -268,7 +279,8 @@ STALL_WORDS = {
 
 def _check_words(runs: Sequence[Run]) -> list[str]:
     out = []
-    for r in {r.dataflow.name: r for r in runs if r.check is not None}.values():
+    checked = {r.dataflow.name: r for r in runs if r.check is not None}
+    for r in checked.values():
         if r.check is not None:
             out += _paragraph(f"Check of {r.dataflow.name}: {r.check.detail}")
     return out

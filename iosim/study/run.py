@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from iosim.dataflows import Dataflow, load_dataflow
+from iosim.dtypes import dtype
 from iosim.errors import InputError, nearest
 from iosim.hardware import DEFAULT, Hardware, load_hardware
 from iosim.interpreters.ledger import Ledger, ledger
@@ -16,6 +17,7 @@ from iosim.memory.onchip import Footprint, footprints
 from iosim.problem import Attention
 from iosim.program import Program
 from iosim.schedule import Schedule
+from iosim.study.bounds import Bounds, bounds
 from iosim.study.choose import choose
 
 if TYPE_CHECKING:
@@ -57,6 +59,17 @@ class Run:
     def footprint(self) -> Footprint:
         """Of the kernel that takes most SRAM."""
         return max(self.footprints.values(), key=lambda f: f.sram_bytes)
+
+    @property
+    def bounds(self) -> Bounds:
+        """The fewest HBM accesses that the problem can do with on this machine."""
+        return bounds(self.problem, self.hardware, self.ledger.io_bytes)
+
+    @property
+    def accesses(self) -> int:
+        """What the dataflow asks of HBM, in elements of the data dtype (a reduction is a read and a write)."""
+        l = self.ledger
+        return (l.hbm_read_bytes + l.hbm_write_bytes + 2 * l.hbm_add_bytes) // dtype(self.problem.dtype).bytes
 
     @property
     def fits(self) -> bool:
