@@ -63,11 +63,11 @@ def _tile_of(x: Ex, greatest: int, n: int, size: int) -> Ex:
 
     `greatest` is the greatest value of x.
     """
-    tile: Ex = most(0, x) // size
     if greatest < n:
-        return tile
-    beyond = most(0, least(1, x - n + 1))  # 1 from n on
-    tile = most(0, least(x, n - 1)) // size + beyond
+        tile: Ex = most(0, x) // size
+    else:
+        beyond = most(0, least(1, x - n + 1))  # 1 from n on
+        tile = most(0, least(x, n - 1)) // size + beyond
     return tile
 
 

@@ -103,6 +103,40 @@ def forward(a: Attention, x: Mapping[str, Double]) -> dict[str, Double]:
     return {"P": P, "L": L, "O": P @ shared(a, x["V"])}
 
 
+def backward(a: Attention, x: Mapping[str, Double]) -> dict[str, Double]:
+    """The gradients of the sum of dO * O."""
+    known = forward(a, x)
+    dP = x["dO"] @ shared(a, x["V"]).swapaxes(-1, -2)
+    dS = known["P"] * (dP - (dP * known["P"]).sum(-1, keepdims=True)) / np.sqrt(a.d)
+
+    def over_group(y: Double) -> Double:
+        return y.reshape(a.batch, a.kv_heads, a.group, *y.shape[2:]).sum(2)
+
+    return {
+        "dQ": dS @ shared(a, x["K"]),
+        "dK": over_group(dS.swapaxes(-1, -2) @ x["Q"]),
+        "dV": over_group(known["P"].swapaxes(-1, -2) @ x["dO"]),
+    }
+
+
+@pytest.mark.parametrize("mask", [{}, {"causal": True}, {"causal": True, "window": 2, "causal_align": "top-left"}])
+def test_the_gradient_is_the_slope(mask: dict[str, object]) -> None:
+    # Central differences of a smooth function are wrong by step^2 times a third derivative of order 1, and by the
+    # roundoff of the sum over the step: 1e-10 and 1e-16 * 10 / 1e-5.
+    a = Attention(n_q=4, n_k=3, d=2, d_v=3, heads=4, kv_heads=2, batch=2, **mask)  # type: ignore[arg-type]
+    x = forward_inputs(a) | {"dO": normal(a, "dO", (a.batch, a.heads, a.n_q, a.d_v))}
+    gradients, step = backward(a, x), 1e-5
+    for name in "QKV":
+        for place in np.ndindex(x[name].shape):
+            ends = []
+            for sign in (1, -1):
+                moved = x[name].copy()
+                moved[place] += sign * step
+                ends.append((forward(a, x | {name: moved})["O"] * x["dO"]).sum())
+            slope = (ends[0] - ends[1]) / (2 * step)
+            assert abs(slope - gradients[f"d{name}"][place]) < 1e-8
+
+
 # ---------------------------------------------------------------- running a program
 
 
@@ -224,6 +258,93 @@ def check_flash1(a: Attention, s: Schedule, program: Program) -> None:
     assert ledger(program).paper_hbm_bytes == data
 
 
+def check_split_kv(a: Attention, s: Schedule, program: Program) -> None:
+    if s.splits == 1:
+        return check_flash2(a, s, program)
+    check_forward(a, program, roundings=4)
+    # As flash2, but every split reads Q.  Each leaves O and L in fp32, which are read again once.
+    e, heads = dtype(a.dtype).bytes, a.batch * a.heads
+    keys = heads * int((visits(a, s) @ pieces(a.n_k, s.block_k)).sum()) * e
+    parts = s.splits * heads * a.n_q * 4
+    expected = {
+        "Q": {"read": s.splits * heads * a.n_q * a.d * e},
+        "K": {"read": keys * a.d},
+        "V": {"read": keys * a.d_v},
+        "O parts": {"write": parts * a.d_v, "read": parts * a.d_v},
+        "L parts": {"write": parts, "read": parts},
+        "O": {"write": heads * a.n_q * a.d_v * e},
+        "L": {"write": heads * a.n_q * 4 if a.lse else 0},
+    }
+    assert_bytes(program, expected)
+    assert ledger(program).extra_bytes == parts * (a.d_v + 1)
+    return None
+
+
+def check_backward(a: Attention, program: Program) -> None:
+    inputs = forward_inputs(a) | {"dO": normal(a, "dO", (a.batch, a.heads, a.n_q, a.d_v))}
+    exact = backward(a, inputs)
+    got = outputs(program, inputs | forward(a, inputs))
+    assert got.keys() == {"dQ", "dK", "dV"}
+    for name, gradient in got.items():
+        assert_close(a, gradient, exact[name], roundings=32, name=name)
+
+
+def check_flash_backward(a: Attention, s: Schedule, program: Program) -> None:
+    check_backward(a, program)
+    # First D = rowsum(dO * O), and zeros in the fp32 sum of dQ.  Then a query head reads its K and V once, and in each
+    # key tile the Q, dO, L and D of the query tiles that see it, and adds their dQ.  dK and dV are stored, or, where
+    # query heads share them, added to zeros.  At the end the fp32 sums are read and written in the data dtype.
+    e, heads = dtype(a.dtype).bytes, a.batch * a.heads
+    queries = heads * int((pieces(a.n_q, s.block_q) @ visits(a, s)).sum())
+    rows, keys = heads * a.n_q, a.batch * a.kv_heads * a.n_k
+    expected = {
+        "Q": {"read": queries * a.d * e},
+        "K": {"read": keys * a.group * a.d * e},
+        "V": {"read": keys * a.group * a.d_v * e},
+        "O": {"read": rows * a.d_v * e},
+        "dO": {"read": (rows + queries) * a.d_v * e},
+        "L": {"read": queries * 4},
+        "D": {"write": rows * 4, "read": queries * 4},
+        "dQ sum": {"write": rows * a.d * 4, "add": queries * a.d * 4, "read": rows * a.d * 4},
+        "dQ": {"write": rows * a.d * e},
+        "dK": {"write": keys * a.d * e},
+        "dV": {"write": keys * a.d_v * e},
+    }
+    for name, d in (("dK sum", a.d), ("dV sum", a.d_v)):
+        once = keys * d * 4 if a.group > 1 else 0
+        expected[name] = {"write": once, "add": once * a.group, "read": once}
+    assert_bytes(program, expected)
+    statistics = sum(n for name in "LD" for n in expected[name].values())
+    assert ledger(program).paper_hbm_bytes == sum(n for row in expected.values() for n in row.values()) - statistics
+
+
+def check_standard_backward(a: Attention, s: Schedule, program: Program) -> None:
+    check_backward(a, program)
+    # Five products and a row kernel.  In a product every output tile reads its rows of both operands in full.
+    e, heads = dtype(a.dtype).bytes, a.batch * a.heads
+    q_tiles, k_tiles = ceil(a.n_q / s.block_q), ceil(a.n_k / s.block_k)
+    d_tiles, v_tiles = ceil(a.d / min(s.block_k, a.d)), ceil(a.d_v / min(s.block_k, a.d_v))
+    matrix, q, o = heads * a.n_q * a.n_k * e, heads * a.n_q * a.d * e, heads * a.n_q * a.d_v * e
+    k, v = heads * a.n_k * a.d * e, heads * a.n_k * a.d_v * e  # as often as there are query heads
+    passes = 1 if s.softmax_cols >= a.n_k else 2
+    expected = {
+        "P": {"read": matrix * (v_tiles + passes)},  # dV, dS
+        "dO": {"read": o * k_tiles * 2},  # dV and dP
+        "V": {"read": v * q_tiles},  # dP
+        "dP": {"write": matrix, "read": matrix * passes},
+        "dS": {"write": matrix, "read": matrix * d_tiles * 2},  # dQ and dK
+        "K": {"read": k * q_tiles},  # dQ
+        "Q": {"read": q * k_tiles},  # dK
+        "dQ": {"write": q},
+        "dK": {"write": k // a.group},
+        "dV": {"write": v // a.group},
+    }
+    assert_bytes(program, expected)
+    # The papers: P, dP and dS seven times (dV reads P; dP is written; dS reads two and writes one; dQ and dK read dS),
+    # dO twice, the rest once; K, V and their gradients once a key/value head.
+    assert ledger(program).paper_hbm_bytes == 7 * matrix + 2 * o + 2 * q + 2 * (k + v) // a.group
+
+
 @laws
 @given(problems(), schedules())
 def test_flash2(a: Attention, s: Schedule) -> None:
@@ -241,6 +362,24 @@ def test_flash1(a: Attention, s: Schedule) -> None:
 def test_standard(a: Attention, s: Schedule) -> None:
     # S is rounded to the data dtype before the softmax; the scores are below 16.
     check_forward(a, load_dataflow("standard")(a, s), roundings=64)
+
+
+@laws
+@given(problems(), schedules())
+def test_split_kv(a: Attention, s: Schedule) -> None:
+    check_split_kv(a, s, load_dataflow("split-kv")(a, s))
+
+
+@laws
+@given(problems(), schedules())
+def test_flash_backward(a: Attention, s: Schedule) -> None:
+    check_flash_backward(a, s, load_dataflow("flash-backward")(a, s))
+
+
+@laws
+@given(problems(), schedules())
+def test_standard_backward(a: Attention, s: Schedule) -> None:
+    check_standard_backward(a, s, load_dataflow("standard-backward")(a, s))
 
 
 def check_softmax(a: Attention, s: Schedule, program: Program, kind: str) -> None:
