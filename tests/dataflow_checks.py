@@ -56,7 +56,8 @@ def softmax(a: Attention, scores: Double) -> tuple[Double, Double]:
 
 def shared(a: Attention, x: Double) -> Double:
     """A key/value head for each query head."""
-    return np.repeat(x, a.group, 1)
+    heads: Double = np.repeat(x, a.group, 1)
+    return heads
 
 
 def forward(a: Attention, x: Mapping[str, Double]) -> dict[str, Double]:
