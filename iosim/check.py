@@ -15,7 +15,7 @@ l = sum w, p_j = w_j / l, and let a kernel accumulate in float32.  To first orde
     division adds 3u.
  4. P in the data dtype, as the matrix unit takes it: r relatively, half the smallest number absolutely.
  5. O = sum p v: how far errors of p move it, see oracle._softmax; the partial sums of 3. are bounded in the same way.
- 6. Rounding O to its dtype adds r |O| and half the smallest number.
+ 6. Rounding O to its dtype adds r |O| and half the smallest number; products that underflow add n_k 2^-149.
  7. A kernel that stores S rounds it, to one of two neighbours when a tie is near, and with scores of 10^4 in fp16 these
     are 8 apart.  So S is compared by itself, by 1. and its own rounding, and O then with the float64 softmax of the S
     that was stored.
@@ -26,7 +26,7 @@ L = m scale + log l: the error of a score, that of l, and 4u of the numbers them
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import lcm, prod, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -51,12 +51,13 @@ if TYPE_CHECKING:
     Double: TypeAlias = NDArray[np.float64]
 
 BUDGET = 2**25  # (query, key) pairs checked: two heads of n = 4096
-_BAND_PAIRS = 2**21  # pairs of a band: the scores of standard attention then take 8 MiB twice
-_ORACLE_PAIRS = 2**19
-_MOST_BANDS = 64
+_BAND_PAIRS = 2**22  # pairs of a band: the scores of standard attention then take 16 MiB twice
+_ORACLE_PAIRS = 2**20  # of a step of the float64 computation
+_ORACLE_ROWS, _ORACLE_MOST = 32, 2**24  # but so many rows, up to so many pairs: each step reads all keys
+_FEW_BANDS, _MOST_BANDS = 8, 64  # of a sample, as far as the budget and whole blocks allow
 _MOST_HEADS = 4096
 _CHUNK = 8192  # rows of an input that one stream of random numbers makes
-_U = 2.0**-24
+_U, _LEAST = 2.0**-24, 2.0**-149  # of float32: roundoff, smallest number
 
 
 class Source(Protocol):
@@ -187,14 +188,19 @@ def memory_needed(attention: Attention, programs: Sequence[Program] = ()) -> int
     """Bytes that the check holds at least: one head of Q, K and V in float32 and float64, and one band of scores."""
     a = attention
     operands = a.n_q * a.d + a.n_k * (a.d + a.d_v)
-    band = max(a.n_k, _ORACLE_PAIRS) * 40
-    rows = min(a.n_q, _block_rows(a, programs))
+    exact = 28 * _oracle_rows(a.n_k) * a.n_k
+    band = 0
     for program in programs:
-        demand = _demand(program, _Band((0, 1), (0, 1), (0, rows)))
-        held = {t.name: t for t in program.tensors if t.role != "in"}
-        boxes = region(program, demand).touched
-        band = max(band, sum(4 * prod(hi - lo for lo, hi in boxes[name]) for name in held if name in boxes))
-    return 12 * operands + band
+        rows = min(a.n_q, _block_rows(a, programs))
+        boxes = region(program, _demand(program, _Band((0, 1), (0, 1), (0, rows)))).touched
+        made = [t.name for t in program.tensors if t.role != "in" and t.name in boxes]
+        band = max(band, sum(4 * prod(hi - lo for lo, hi in boxes[name]) for name in made))
+    return 12 * operands + exact + band
+
+
+def _oracle_rows(keys: int) -> int:
+    """Rows of one step of the float64 computation, for `keys` keys over all heads of a band."""
+    return max(1, _ORACLE_PAIRS // keys, min(_ORACLE_ROWS, _ORACLE_MOST // keys))
 
 
 def _available_memory() -> int:
@@ -242,11 +248,27 @@ def _block_rows(a: Attention, programs: Sequence[Program]) -> int:
     return together if together <= max(1024, max(sizes)) else max(sizes)
 
 
+def _padded(a: Attention, programs: Sequence[Program]) -> tuple[int, int]:
+    """Rows and keys of one head as the programs' tiles cover them: replay computes whole tiles."""
+    rows, keys = a.n_q, a.n_k
+    for program in programs:
+        tensors = {t.name: t for t in program.tensors}
+        for name, box in region(program, _demand(program, _Band((0, 1), (0, 1), (0, a.n_q)))).touched.items():
+            length = [hi - lo for lo, hi in box]
+            if tensors[name].shape[:3] == (a.batch, a.heads, a.n_q):
+                rows = max(rows, length[2])
+            if tensors[name].shape[:3] == (a.batch, a.kv_heads, a.n_k):
+                keys = max(keys, length[2])
+            if tensors[name].shape == (a.batch, a.heads, a.n_q, a.n_k):
+                keys = max(keys, length[3])
+    return rows, keys
+
+
 def _bands(a: Attention, programs: Sequence[Program], seed: int, budget: int) -> Iterator[_Band]:
     """The rows to check, ordered by head."""
-    block, pairs = _block_rows(a, programs), a.n_q * a.n_k
-    size = max(block, _BAND_PAIRS // a.n_k // block * block)
-    starts = range(0, a.n_q, size)
+    block, (rows_of_head, keys) = _block_rows(a, programs), _padded(a, programs)
+    pairs = rows_of_head * keys
+    size = max(block, _BAND_PAIRS // keys // block * block)
     if a.batch * a.heads <= _MOST_HEADS and a.batch * a.heads * pairs <= budget:
         together = max(1, _BAND_PAIRS // pairs)  # small heads in one band
         together = together // a.group * a.group or 1
@@ -256,7 +278,9 @@ def _bands(a: Attention, programs: Sequence[Program], seed: int, budget: int) ->
                 for rows in _cut(a.n_q, size):
                     yield _Band(batches, heads, rows)
         return
-    count = min(_MOST_BANDS, max(1, budget // (min(size, a.n_q) * a.n_k)), a.batch * a.heads * len(starts))
+    size = max(block, min(_BAND_PAIRS, budget // _FEW_BANDS) // keys // block * block)
+    starts = range(0, a.n_q, size)
+    count = min(_MOST_BANDS, max(1, budget // (min(size, rows_of_head) * keys)), a.batch * a.heads * len(starts))
     random = np.random.default_rng([seed, count])
     chosen: set[tuple[int, int, int]] = set()
     kv_heads = random.permutation(a.kv_heads)
@@ -296,7 +320,7 @@ def _slack(a: Attention) -> Slack:
     return Slack(
         score=(chain(a.d) + 2) * _U,
         stored=data.roundoff,
-        least=data.smallest / 2,
+        least=max(data.smallest / 2, 2.0**-126),  # products of subnormals vanish
         range=6 * _U,
         weight=8 * _U,
         sums=(5 * chain(a.n_k) + 3) * _U,
@@ -324,10 +348,13 @@ class _Case:
     def of(cls, a: Attention, source: Source, group: Sequence[_Band]) -> _Case:
         band, g = group[0], a.group
         shared = band.heads[0] // g, (band.heads[1] - 1) // g + 1
+        boxes: dict[str, Box] = {
+            "K": (band.batch, shared, (0, a.n_k), (0, a.d)),
+            "V": (band.batch, shared, (0, a.n_k), (0, a.d_v)),
+        }
         rows = group[0].rows[0], group[-1].rows[1]
-        boxes: dict[str, Box] = {"Q": (band.batch, band.heads, rows, (0, a.d))}
-        boxes["K"] = (band.batch, shared, (0, a.n_k), (0, a.d))
-        boxes["V"] = (band.batch, shared, (0, a.n_k), (0, a.d_v))
+        if rows[1] - rows[0] == sum(hi - lo for lo, hi in (one.rows for one in group)):  # else each band makes its own
+            boxes["Q"] = (band.batch, band.heads, rows, (0, a.d))
         held = {name: (box, _gather(source, name, box)) for name, box in boxes.items()}
         pick = [h // g - shared[0] for h in range(*band.heads)]
         k, v = (_stack(held[name][1], pick) for name in "KV")
@@ -335,23 +362,26 @@ class _Case:
 
     def give(self, tensor: Tensor, box: Box) -> Single:
         """An input of a program, see replay."""
-        whole, data = self.held[tensor.name]
-        if all(lo >= first and hi <= last for (lo, hi), (first, last) in zip(box, whole, strict=True)):
-            cut = [slice(lo - first, hi - first) for (lo, hi), (first, _) in zip(box, whole, strict=True)]
-            return data[tuple(cut)]
-        cols = slice(*box[3])
-        return _gather(self.source, tensor.name, box)[..., cols]
+        return self._part(tensor.name, box)
+
+    def _part(self, name: str, box: Box) -> Single:
+        if name in self.held:
+            whole, data = self.held[name]
+            if all(lo >= first and hi <= last for (lo, hi), (first, last) in zip(box, whole, strict=True)):
+                cut = [slice(lo - first, hi - first) for (lo, hi), (first, _) in zip(box, whole, strict=True)]
+                return data[tuple(cut)]
+        return _gather(self.source, name, box)[..., slice(*box[3])]
 
     def exact(self, band: _Band, scores: Sequence[Single], inner: Mapper) -> list[Rows]:
         """The float64 result of a band, then that of each array of stored scores."""
-        (first, _), step = self.held["Q"][0][2], max(1, _ORACLE_PAIRS // (self.attention.n_k * len(self.heads.k)))
-        q = self.held["Q"][1].reshape(len(self.heads.k), -1, self.attention.d)
-        slack, (lo, hi) = _slack(self.attention), band.rows
+        a, (lo, hi) = self.attention, band.rows
+        q = self._part("Q", (band.batch, band.heads, band.rows, (0, a.d))).reshape(-1, hi - lo, a.d)
+        step, slack = _oracle_rows(a.n_k * len(q)), _slack(a)
 
         def block(at: int) -> list[Rows]:
             end = min(at + step, hi)
             stored = [s[:, at - lo : end - lo] for s in scores]
-            return attend(self.heads, q[:, at - first : end - first], at, slack, stored)
+            return attend(self.heads, q[:, at - lo : end - lo], at, slack, stored)
 
         return [_join(parts) for parts in zip(*inner(block, range(lo, hi, step)), strict=True)]
 
@@ -410,14 +440,16 @@ class _Result:
 
     @classmethod
     def of(cls, a: Attention, band: _Band, done: Replay, wanted: Rows, exact: Rows) -> _Result:
-        data = DTYPES[a.dtype]
+        data, scores = DTYPES[a.dtype], float(np.max(wanted.score_ratio))
+        if scores > 1:  # there is no use in their softmax
+            wanted = replace(exact, score_ratio=wanted.score_ratio)
         got = done.outputs["O"].reshape(wanted.o.shape)
-        bound = wanted.o_slack + data.roundoff * (np.abs(wanted.o) + wanted.o_slack) + data.smallest / 2
+        least = data.smallest / 2 + a.n_k * _LEAST
+        bound = wanted.o_slack + data.roundoff * (np.abs(wanted.o) + wanted.o_slack) + least
         error = _difference(got, wanted.o)
         ratio, failure = _judge(band, "O", got, wanted.o, error, bound)
-        worst = float(np.max(wanted.score_ratio))
-        if not worst <= 1:
-            ratio, failure = max(ratio, worst), _wrong_score(band, wanted.score_ratio)
+        if scores > 1:
+            ratio, failure = max(ratio, scores), _wrong_score(band, wanted.score_ratio)
         if "L" in done.outputs:
             lse = done.outputs["L"].reshape(wanted.lse.shape)
             size = np.where(np.isneginf(wanted.lse), 0, np.abs(wanted.lse)) + np.log(a.n_k)

@@ -79,29 +79,10 @@ def _fill(*, shape: Shape, value: float, out: Array | None = None) -> Array:
 
 
 def _matmul(a: Array, b: Array, *, out: Array | None = None) -> Array:
-    """a @ b.  Leading axes that only one operand has become rows or columns of one large product."""
+    """a @ b, one BLAS call a block, so that a block's result does not depend on which others run with it."""
     import numpy as np
 
-    lead = range(a.ndim - 2)
-    both = [n for n in lead if a.shape[n] == b.shape[n]]
-    left = [n for n in lead if a.shape[n] > b.shape[n]]
-    right = [n for n in lead if a.shape[n] < b.shape[n]]
-    batch = [a.shape[n] for n in both]
-    r, c = a.shape[-2], b.shape[-1]
-    a_rows = a.transpose(*both, *left, *right, -2, -1).reshape(*batch, -1, a.shape[-1])
-    b_cols = b.transpose(*both, *left, -2, *right, -1).reshape(*batch, b.shape[-2], -1)
-    order = [*both, *left, -2, *right, -1]  # of the product's axes in memory
-    into = None
-    if out is not None:
-        into = out.transpose(order).reshape(*batch, a_rows.shape[-2], b_cols.shape[-1])
-        if not np.may_share_memory(into, out):  # `out` is laid out in another order
-            into = None
-    product = np.matmul(a_rows, b_cols, out=into)
-    if into is not None and out is not None:
-        return out
-    sizes = (*batch, *(a.shape[n] for n in left), r, *(b.shape[n] for n in right), c)
-    product = product.reshape(sizes).transpose(np.argsort([n % a.ndim for n in order]))
-    return product if out is None else _copy(product, out)
+    return np.matmul(a, b, out=out)
 
 
 def _copy(a: Array, out: Array) -> Array:

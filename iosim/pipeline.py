@@ -145,7 +145,7 @@ def default_order(cut: Sequence[Phase], slots: dict[str, int], groups: int) -> O
 
 
 def _check_order(where: str, cut: Sequence[Phase], order: Order) -> None:
-    """Refuse an order that names what the loop does not have, starts a phase other than once, or has no group for it."""
+    """Refuse an order that names what the loop does not have, or does not start each phase once where it can run."""
     known = {p.name: p for p in cut}
     if len({role.name for role in order.roles}) < len(order.roles) or any(role.count < 1 for role in order.roles):
         raise InputError(f"{where}: the roles of an order need distinct names and one warp group or more")

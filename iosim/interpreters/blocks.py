@@ -267,4 +267,4 @@ class Group:
         loop = self.block.model.parts[n].loop
         what = step.verb if step.task is None else f"{step.verb} {step.task.phase.name}"
         of = "" if loop is None else f" of iteration {u} of loop {loop.index}"
-        return f"group {self.rank} of role {self.role or 'workers'} waits at \"{what}\"{of}"
+        return f'group {self.rank} of role {self.role or "workers"} waits at "{what}"{of}'

@@ -105,7 +105,13 @@ class Unit:
     stalls: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
 
     def serve(
-        self, env: simpy.Environment, who: str, block: int, length: int, log: Log, then: Callable[[int], None]
+        self,
+        env: simpy.Environment,
+        who: str,
+        block: int,  # noqa: ARG002 - those that take turns by block need it
+        length: int,
+        log: Log,
+        then: Callable[[int], None],
     ) -> None:
         """Serve `who`, of block number `block`, for `length` ps; `then` gets the end, as soon as it is known."""
         now = int(env.now)

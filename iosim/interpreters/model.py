@@ -333,7 +333,9 @@ class Model:
             for move in work.moves:
                 key = (move.tensor, move.direction)
                 moved[key] = moved.get(key, 0) + move.bytes * trips
-                parts = [move] if move.direction == "read" else [move.share(r, self.workers) for r in range(self.workers)]
+                parts = (
+                    [move] if move.direction == "read" else [move.share(r, self.workers) for r in range(self.workers)]
+                )
                 for unit, length in (pair for part in parts if part for pair in part.lengths):
                     busy[unit] = busy.get(unit, 0) + length * trips
         return Totals(busy, moved)

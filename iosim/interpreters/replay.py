@@ -11,6 +11,7 @@ rounded whenever it is written.  What no store has written is NaN.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -119,7 +120,7 @@ class Replayer:
     def _allocate(self, tensor: Tensor, box: Box, source: Source) -> _Memory:
         inside = within(box, tensor)
         if tensor.role == "in" and inside == box:
-            return _Memory(tensor, np.ascontiguousarray(source(tensor, box)), box)
+            return _Memory(tensor, np.ascontiguousarray(source(tensor, box), np.float32), box)
         data = self._pool.take(f"tensor {tensor.name}", tuple(hi - lo for lo, hi in box))
         memory = _Memory(tensor, data, box)
         data.fill(0 if tensor.role == "in" else np.nan)
@@ -209,23 +210,12 @@ class _Access:
 
 
 @dataclass(frozen=True, slots=True)
-class _Layout:
-    """How a tile is kept: the grid axes that it varies along, those of them that lie between its rows and columns."""
-
-    axes: frozenset[int] = frozenset()
-    between: frozenset[int] = frozenset()
-
-    def __or__(self, other: _Layout) -> _Layout:
-        return _Layout(self.axes | other.axes, self.between | other.between)
-
-
-@dataclass(frozen=True, slots=True)
 class _Prepared:
     """A kernel with what its blocks have in common."""
 
     kernel: Kernel
     axis: Mapping[str, int]
-    layouts: Mapping[str, _Layout]
+    axes: Mapping[str, frozenset[int]]  # by tile: the grid axes that it varies along
     access: Mapping[int, _Access]  # by id of the Load or Store
     aliased: frozenset[str]  # tiles that are read where they lie in device memory
     partial: frozenset[str]  # tiles that some blocks may leave unwritten
@@ -241,23 +231,24 @@ class _Prepared:
         rewritten = {n.out.name for n in nodes if isinstance(n, Compute)}
         guarded = {_written(n) for n in nodes if n.when is not None and not isinstance(n, Store)}
         loaded = [n for n in nodes if isinstance(n, Load)]
-        aliased = {n.tile.name for n in loaded} - rewritten - guarded
+        times = Counter(n.tile.name for n in loaded)
+        aliased = {name for name, count in times.items() if count == 1} - rewritten - guarded
         aliased -= {n.tile.name for n in loaded if n.view.tensor.name in stored}
         access = {id(n): _Access.of(n.view, grid) for n in nodes if not isinstance(n, Compute)}
         stores = [access[id(n)] for n in nodes if isinstance(n, Store)]
         wide = {n for n, count in enumerate(grid.values()) if count > 1}
         shared = any(store.overlaps or not wide <= store.axes for store in stores)
-        layouts = _layouts(kernel, axis)
+        axes = _tile_axes(kernel, axis)
         computes = [n for n in nodes if isinstance(n, Compute)]
-        repeats = frozenset(id(n) for n in computes if _own_axes(n, layouts, axis) != layouts[n.out.name].axes)
-        return cls(kernel, axis, layouts, access, frozenset(aliased), frozenset(guarded), shared, repeats)
+        repeats = frozenset(id(n) for n in computes if _result_axes(n, axes, axis) != axes[n.out.name])
+        return cls(kernel, axis, axes, access, frozenset(aliased), frozenset(guarded), shared, repeats)
 
     def parts(self, cells: Box) -> Iterator[Box]:
         """The cells cut into boxes, in launch order, outer axes first; the largest tile fits PART_BYTES."""
         sizes = [hi - lo for lo, hi in cells]
         nodes = (node for node, _ in walk(self.kernel.body) if not isinstance(node, Store))
         tiles = {_written(node): node.out if isinstance(node, Compute) else node.tile for node in nodes}
-        weights = [(4 * prod(tile.shape), self.layouts[name].axes) for name, tile in tiles.items()]
+        weights = [(4 * prod(tile.shape), self.axes[name]) for name, tile in tiles.items()]
 
         def largest() -> int:
             return max((size * prod(sizes[n] for n in axes) for size, axes in weights), default=0)
@@ -277,8 +268,8 @@ def _written(node: Load | Compute) -> str:
     return node.tile.name if isinstance(node, Load) else node.out.name
 
 
-def _layouts(kernel: Kernel, axis: Mapping[str, int]) -> dict[str, _Layout]:
-    """The layout of every tile, as the least fixed point of what its writers need."""
+def _tile_axes(kernel: Kernel, axis: Mapping[str, int]) -> dict[str, frozenset[int]]:
+    """The grid axes that every tile varies along, as the least fixed point of what its writers need."""
     home: dict[str, tuple[Loop, ...]] = {}
     writers: list[tuple[Load | Compute, frozenset[int]]] = []
     for node, loops in walk(kernel.body):
@@ -290,32 +281,25 @@ def _layouts(kernel: Kernel, axis: Mapping[str, int]) -> dict[str, _Layout]:
             exprs += [Index(node.when.index), node.when.lo, node.when.hi]
         if isinstance(node, Load):
             exprs += node.view.starts
-        else:
-            exprs += [value for _, value in node.params if isinstance(value, Expr)]
-        writers.append((node, frozenset(axis[name] for e in exprs for name in indices(e) if name in axis)))
-    layouts = dict.fromkeys(home, _Layout())
+        writers.append((node, _grid_axes(exprs, axis)))
+    axes: dict[str, frozenset[int]] = dict.fromkeys(home, frozenset())
     while True:
-        before = dict(layouts)
+        before = dict(axes)
         for node, own in writers:
-            layouts[_written(node)] |= _Layout(own) | (
-                _needs(node, layouts) if isinstance(node, Compute) else _Layout()
-            )
-        if layouts == before:
-            return layouts
+            own |= _result_axes(node, axes, axis) if isinstance(node, Compute) else frozenset()
+            axes[_written(node)] |= own
+        if axes == before:
+            return axes
 
 
-def _needs(node: Compute, layouts: Mapping[str, _Layout]) -> _Layout:
-    args = [layouts[_operand(a).name] for a in node.args]
-    axes = frozenset().union(*(a.axes for a in args))
-    if node.op == "matmul":  # blocks that differ in the right operand only are columns of one product
-        return _Layout(axes, args[1].axes - args[0].axes)
-    return _Layout(axes, frozenset().union(*(a.between for a in args)))
-
-
-def _own_axes(node: Compute, layouts: Mapping[str, _Layout], axis: Mapping[str, int]) -> frozenset[int]:
+def _result_axes(node: Compute, axes: Mapping[str, frozenset[int]], axis: Mapping[str, int]) -> frozenset[int]:
     """The grid axes along which the result of a node varies."""
-    exprs = [value for _, value in node.params if isinstance(value, Expr)]
-    return _needs(node, layouts).axes | {axis[name] for e in exprs for name in indices(e) if name in axis}
+    own = _grid_axes([value for _, value in node.params if isinstance(value, Expr)], axis)
+    return own.union(*(axes[_operand(a).name] for a in node.args))
+
+
+def _grid_axes(exprs: Iterable[Ex], axis: Mapping[str, int]) -> frozenset[int]:
+    return frozenset(axis[name] for e in exprs for name in indices(e) if name in axis)
 
 
 def _operand(operand: Operand) -> Tile:
@@ -398,7 +382,9 @@ class _Part:
         direct = id(node) not in self.kernel.repeats
         exact = op.selects and all(_operand(a).dtype == node.out.dtype for a in node.args)
         if node.add:
-            out += op.run(*args, **params, out=self._like(out)) if direct else op.run(*args, **params)
+            out += (
+                op.run(*args, **params, out=self.pool.take("spare", out.shape)) if direct else op.run(*args, **params)
+            )
             if node.out.dtype != "fp32":
                 round_into(out, out, DTYPES[node.out.dtype])
         elif node.out.dtype != "fp32" and not exact:
@@ -407,12 +393,6 @@ class _Part:
             op.run(*args, **params, out=out)
         else:
             out[...] = op.run(*args, **params)
-
-    def _like(self, out: Array) -> Array:
-        """A spare array of the shape and the memory order of `out`."""
-        order = sorted(range(out.ndim), key=lambda n: -out.strides[n])
-        spare = self.pool.take("spare", tuple(out.shape[n] for n in order))
-        return spare.transpose(np.argsort(order))
 
     def _store(self, node: Store, box: Box) -> None:
         access, memory = self.kernel.access[id(node)], self.memory[node.view.tensor.name]
@@ -495,13 +475,8 @@ class _Part:
         return _slice(buffer, self.box, box)
 
     def _buffer(self, tile: Tile) -> Array:
-        layout, dims = self.kernel.layouts[tile.name], range(len(self.box))
-        before = [n for n in dims if n not in layout.between]
-        between = [n for n in dims if n in layout.between]
-        size = [hi - lo if n in layout.axes else 1 for n, (lo, hi) in enumerate(self.box)]
-        shape = (*(size[n] for n in before), tile.shape[0], *(size[n] for n in between), tile.shape[1])
-        order = [*before, len(size), *between, len(size) + 1]
-        buffer = self.pool.take(f"tile {tile.name}", shape).transpose(np.argsort(order))
+        lead = (hi - lo if n in self.kernel.axes[tile.name] else 1 for n, (lo, hi) in enumerate(self.box))
+        buffer = self.pool.take(f"tile {tile.name}", (*lead, *tile.shape))
         if tile.name in self.kernel.partial:
             buffer.fill(np.nan)
         return buffer

@@ -27,7 +27,8 @@ class Footprint:
     """What one block of a kernel takes, and how many blocks are resident on a processor.
 
     `items` are SRAM bytes by tile ("k x2" is two buffers).  `registers` estimates the need of one thread: the tiles
-    alive at one time spread over the threads, and addresses.  `limit` names what keeps one more block away.
+    alive at one time spread over the threads that hold them, and addresses; `block_registers` that of all threads, of
+    which a producer's hold addresses only.  `limit` names what keeps one more block away.
     """
 
     kernel: str
@@ -38,6 +39,7 @@ class Footprint:
     threads: int
     registers: int
     max_registers: int | None
+    block_registers: int
     resident: int
     limit: str
 
@@ -58,8 +60,12 @@ class Footprint:
         if self.threads > hardware.max_threads_per_block:
             return (f"kernel {self.kernel} needs {self.threads} threads; "
                     f"{hardware.name} gives a block {hardware.max_threads_per_block}")  # fmt: skip
-        return (f"kernel {self.kernel} keeps about {self.registers} registers a thread in its tiles "
-                f"({self.threads} threads); {hardware.name} has {self.max_registers} a thread")  # fmt: skip
+        if self.max_registers is not None and self.registers > self.max_registers:
+            return (f"kernel {self.kernel} keeps about {self.registers} registers a thread in its tiles "
+                    f"({self.threads} threads); {hardware.name} has {self.max_registers} a thread")  # fmt: skip
+        need = f"{self.block_registers:,} registers (up to {self.registers} for each of {self.threads} threads)"
+        return (f"kernel {self.kernel} needs about {need}; "
+                f"a {hardware.called} of {hardware.name} has {hardware.registers:,}")  # fmt: skip
 
 
 def placement(kernel: Kernel, schedule: Schedule, hardware: Hardware) -> dict[str, Place]:
@@ -81,8 +87,10 @@ def placement(kernel: Kernel, schedule: Schedule, hardware: Hardware) -> dict[st
         for tile in map(tile_of, node.args):
             if places[tile.name] == "registers" and not _reads_registers(hardware):
                 if schedule.place.get(tile.name) == "registers":
-                    raise InputError(f"place: tile {tile.name} cannot stay in registers on {hardware.name}: "
-                                     f"{hardware.matrix.name} reads operands from {hardware.matrix.operand_a}")  # fmt: skip
+                    raise InputError(
+                        f"place: tile {tile.name} cannot stay in registers on {hardware.name}: "
+                        f"{hardware.matrix.name} reads operands from {hardware.matrix.operand_a}"
+                    )
                 places[tile.name] = "sram" if hardware.staged_operand else "tmem"
     return places | {name: place for name, place in schedule.place.items() if name in places}
 
@@ -103,12 +111,14 @@ def footprint(kernel: Kernel, schedule: Schedule, hardware: Hardware) -> Footpri
     items = _sram_items(parts, places)
     used = sum(items.values())
     groups = max(sum(role.count for role in part.order.roles) for part in parts)
-    workers = max(max(role.count for role in part.order.roles) for part in parts)
+    workers = parts[0].order.roles[-1].count
     threads = groups * hardware.group_threads
     alive = _peak_bytes(parts, places, "registers")
     registers = OTHER_REGISTERS + -(-alive // (4 * workers * hardware.group_threads))
     tmem = _peak_bytes(parts, places, "tmem")
-    resident, limit = _resident(hardware, used, tmem, registers, threads)
+    held = min(registers, hardware.max_registers_per_thread or registers)
+    block_registers = (workers * held + (groups - workers) * OTHER_REGISTERS) * hardware.group_threads
+    resident, limit = _resident(hardware, used, tmem, block_registers, threads)
     return Footprint(
         kernel=kernel.name,
         items=items,
@@ -118,6 +128,7 @@ def footprint(kernel: Kernel, schedule: Schedule, hardware: Hardware) -> Footpri
         threads=threads,
         registers=registers,
         max_registers=hardware.max_registers_per_thread,
+        block_registers=block_registers,
         resident=resident,
         limit=limit,
     )
@@ -144,8 +155,7 @@ def _resident(hardware: Hardware, sram: int, tmem: int, registers: int, threads:
     if tmem and hardware.tmem is not None:
         limits["tensor memory"] = hardware.tmem.capacity_bytes // tmem
     if hardware.registers is not None:
-        used = min(registers, hardware.max_registers_per_thread or registers)
-        limits["registers"] = hardware.registers // (used * threads)
+        limits["registers"] = hardware.registers // registers
     if hardware.max_threads is not None:
         limits["threads"] = hardware.max_threads // threads
     if hardware.max_blocks is not None:
@@ -185,8 +195,8 @@ def _lines(parts: Sequence[Segment]) -> Iterator[tuple[int, Leaf]]:
 def _peak_bytes(parts: Sequence[Segment], places: Places, place: Place) -> int:
     """Most bytes of tiles in `place` that are alive at one time.
 
-    A tile lives from its first write to its last use, through the whole of a loop that carries it.  An elementwise
-    result takes the room of an argument that ends there; a matrix product cannot.
+    A tile lives from its first write to its last use, through the whole of a loop that carries it or gives it several
+    buffers.  An elementwise result takes the room of an argument that ends there; a matrix product cannot.
     """
     lines = list(_lines(parts))
     span: dict[str, tuple[int, int]] = {}
@@ -196,15 +206,17 @@ def _peak_bytes(parts: Sequence[Segment], places: Places, place: Place) -> int:
         for tile in tiles(node):
             if places[tile.name] != place:
                 continue
-            size[tile.name] = tile.bytes
+            size[tile.name] = tile.bytes * parts[part].order.slots.get(tile.name, 1)
             first, _ = span.get(tile.name, (at, at))
             home.setdefault(tile.name, part)
             span[tile.name] = (first, at)
     last_of = {part: at for at, (part, _) in enumerate(lines)}
+    first_of = {part: at for at, (part, _) in reversed(list(enumerate(lines)))}
     for part, node in lines:
         for name in {tile.name for tile in tiles(node)} & span.keys():
-            if home[name] != part and parts[part].loop is not None:
-                span[name] = (span[name][0], max(span[name][1], last_of[part]))
+            buffered = parts[part].order.slots.get(name, 1) > 1
+            if parts[part].loop is not None and (home[name] != part or buffered):
+                span[name] = (min(span[name][0], first_of[part]), max(span[name][1], last_of[part]))
     peak = 0
     for at, (_, node) in enumerate(lines):
         ends = isinstance(node, Compute) and node.op != "matmul"

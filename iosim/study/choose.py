@@ -15,10 +15,9 @@ from typing import Any
 from iosim.dataflows import Dataflow
 from iosim.dtypes import dtype
 from iosim.hardware import Hardware
-from iosim.memory.onchip import CapacityError, Footprint, footprints
+from iosim.memory.onchip import CapacityError, footprints
 from iosim.problem import Attention
 from iosim.schedule import MAX_GROUPS, Schedule
-
 
 MARGIN = 0.10  # of SRAM, for what a program does not show; the guide's checklist asks for it
 ROWS = (256, 128, 64, 32, 16)
@@ -38,22 +37,54 @@ def choose(dataflow: Dataflow, a: Attention, hardware: Hardware, given: Mapping[
         _refuse(dataflow, a, hardware, schedule)
         return schedule, "as given"
     for margin in (MARGIN, 0.0):
-        fitting = [s for s in _candidates(a, hardware, given) if _fits(dataflow, a, hardware, s, margin)]
-        if fitting:
-            return _prefer(dataflow, a, hardware, fitting, given, margin)
-    smallest = list(_candidates(a, hardware, given))[-1]
+        for narrowest in (WIDE, 1):
+            if found := _first(dataflow, a, hardware, given, margin, narrowest):
+                return found, _reason(dataflow, a, hardware, found, given, margin)
+    smallest = list(_candidates(a, hardware, given, _rows(a, given)[-1], 1))[-1]
     _refuse(dataflow, a, hardware, smallest)
     raise CapacityError(f"no schedule of {dataflow.name} fits on {hardware.name}")
 
 
-def _candidates(a: Attention, hardware: Hardware, given: Mapping[str, Any]) -> Iterator[Schedule]:
-    """Schedules from large to small tiles; two stages before one."""
-    rows = [r for r in ROWS if r < 2 * max(a.n_q, ROWS[-1])]
-    keys = [k for k in KEYS if k < 2 * max(a.n_k, KEYS[-1])]
-    for block_q in [given["block_q"]] if "block_q" in given else rows:
-        for stages in [given["stages"]] if "stages" in given else [(2,), (1,)]:
-            for block_k in [given["block_k"]] if "block_k" in given else keys:
+def _rows(a: Attention, given: Mapping[str, Any]) -> list[int]:
+    """Heights of a query tile, largest first."""
+    return [given["block_q"]] if "block_q" in given else [r for r in ROWS if r < 2 * max(a.n_q, ROWS[-1])]
+
+
+def _candidates(
+    a: Attention, hardware: Hardware, given: Mapping[str, Any], block_q: int, narrowest: int
+) -> Iterator[Schedule]:
+    """Schedules with query tiles of one height: two stages before one, then wide key tiles before narrow ones."""
+    keys = [given["block_k"]] if "block_k" in given else [k for k in KEYS if k < 2 * max(a.n_k, KEYS[-1])]
+    for stages in [given["stages"]] if "stages" in given else [(2,), (1,)]:
+        for block_k in keys:
+            if block_k >= narrowest:
                 yield _complete(a, hardware, {**given, "block_q": block_q, "block_k": block_k, "stages": stages})
+
+
+def _first(
+    dataflow: Dataflow, a: Attention, hardware: Hardware, given: Mapping[str, Any], margin: float, narrowest: int
+) -> Schedule | None:
+    """The schedule that the rule takes, of those that fit with `margin` and have no key tile below `narrowest`."""
+    smallest = None
+    for block_q in _rows(a, given):
+        if block_q < GROUP_ROWS and smallest is not None:
+            break
+        candidates = _candidates(a, hardware, given, block_q, narrowest)
+        found = next((s for s in candidates if _fits(dataflow, a, hardware, s, margin)), None)
+        if found is None:
+            continue
+        if _blocks(dataflow, a, found) >= (hardware.processors or 1):
+            smallest = found
+            break
+        smallest = found
+    if smallest is None or (narrowest > 1 and smallest.block_q < GROUP_ROWS and "block_q" not in given):
+        return None
+    return smallest
+
+
+def _blocks(dataflow: Dataflow, a: Attention, schedule: Schedule) -> int:
+    """Blocks of the smallest grid."""
+    return min(kernel.blocks for kernel in dataflow(a, schedule).kernels)
 
 
 def _complete(a: Attention, hardware: Hardware, given: Mapping[str, Any]) -> Schedule:
@@ -80,41 +111,30 @@ def _fits(dataflow: Dataflow, a: Attention, hardware: Hardware, schedule: Schedu
     return all(f.fits and f.sram_bytes <= (1 - margin) * f.sram_capacity for f in prints)
 
 
-def _prefer(
+def _reason(
     dataflow: Dataflow,
     a: Attention,
     hardware: Hardware,
-    fitting: list[Schedule],
+    schedule: Schedule,
     given: Mapping[str, Any],
     margin: float,
-) -> tuple[Schedule, str]:
-    """The first candidate, by the rule, of those that fit."""
-    wide = [s for s in fitting if s.block_k >= WIDE]
-    if not any(s.block_q >= GROUP_ROWS for s in wide):
-        wide = fitting
-    best: dict[int, Schedule] = {}  # by block_q: most stages, then widest
-    for s in wide:
-        if s.block_q not in best or (s.stages, s.block_k) > (best[s.block_q].stages, best[s.block_q].block_k):
-            best[s.block_q] = s
-    blocks = {q: min(k.blocks for k in dataflow(a, s).kernels) for q, s in best.items()}
-    large = [q for q in best if q >= GROUP_ROWS] or list(best)
-    filling = [q for q in large if blocks[q] >= (hardware.processors or 1)]
-    block_q = max(filling) if filling else min(large)
-    schedule = best[block_q]
+) -> str:
+    """Why the rule took `schedule`, in words."""
+    block_q, blocks = schedule.block_q, _blocks(dataflow, a, schedule)
     units = f"{hardware.processors} {hardware.called}s"
     if "block_q" in given:
         why = f"block_q {block_q} as given"
     elif not hardware.processors:
         why = f"block_q {block_q} is the largest that fits; how many {hardware.called}s there are is unknown"
-    elif filling:
+    elif blocks >= hardware.processors:
         why = f"block_q {block_q} is the largest that fits and gives each of {units} a block"
     else:
-        why = f"block_q {block_q} gives {blocks[block_q]} of {units} a block, a larger one fewer"
+        why = f"block_q {block_q} gives {blocks} of {units} a block, a larger one fewer"
     stages = "x".join(map(str, schedule.stages)) + (" stages" if schedule.stages != (1,) else " stage")
     if "block_k" in given:
-        return schedule, f"{why}; {stages}"
+        return f"{why}; {stages}"
     room = f"leaves {margin:.0%} of SRAM free" if margin else "fits, with less than a tenth of SRAM to spare,"
-    return schedule, f"{why}; block_k {schedule.block_k} is the largest that {room} at {stages}"
+    return f"{why}; block_k {schedule.block_k} is the largest that {room} at {stages}"
 
 
 def _refuse(dataflow: Dataflow, a: Attention, hardware: Hardware, schedule: Schedule) -> None:
@@ -145,8 +165,3 @@ def _nearest(dataflow: Dataflow, a: Attention, hardware: Hardware, schedule: Sch
         if all(f.fits for f in footprints(dataflow(a, s), s, hardware).values()):
             return f"block_q {s.block_q}, block_k {s.block_k} would fit"
     return "no smaller tile fits at these stages"
-
-
-def footprint_of(prints: Mapping[str, Footprint]) -> Footprint:
-    """The kernel that takes most SRAM."""
-    return max(prints.values(), key=lambda f: f.sram_bytes)
