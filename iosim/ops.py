@@ -90,15 +90,21 @@ def _copy(a: Array, out: Array) -> Array:
     return out
 
 
-def _mask(x: Array, *, row: Any, col: Any, keys: int, diagonal: int | None, out: Array | None = None) -> Array:
-    """-inf where the key's index is not below `keys`, or exceeds the query's index + `diagonal`."""
+def _mask(
+    x: Array, *, row: Any, col: Any, keys: int, diagonal: int | None, low: int | None, out: Array | None = None
+) -> Array:
+    """-inf where the key's index is not below `keys`, exceeds the query's + `diagonal`, or is below its + `low`."""
     import numpy as np
 
-    end = np.full((x.shape[-2], 1), keys, np.int32)  # keys that a row sees
+    query = np.asarray(row, np.int32)[..., None, None] + np.arange(x.shape[-2], dtype=np.int32)[:, None]
+    shift = np.asarray(col, np.int32)[..., None, None]
+    key = np.arange(x.shape[-1], dtype=np.int32)
+    end = np.full((x.shape[-2], 1), keys, np.int32)  # of the keys that a row sees
     if diagonal is not None:
-        query = np.asarray(row, np.int32)[..., None, None] + np.arange(x.shape[-2], dtype=np.int32)[:, None]
         end = np.minimum(end, query + np.int32(diagonal + 1))
-    hidden = np.arange(x.shape[-1], dtype=np.int32) >= end - np.asarray(col, np.int32)[..., None, None]
+    hidden = key >= end - shift
+    if low is not None:
+        hidden = hidden | (key < query + np.int32(low) - shift)
     out = np.empty(np.broadcast_shapes(x.shape, hidden.shape), np.float32) if out is None else out
     if out is not x:
         out[...] = x
@@ -119,7 +125,8 @@ def _exp(x: Array, m: Array, *, scale: float, out: Array | None = None) -> Array
         out *= np.float32(scale)
     least = np.float32(_LEAST)
     np.clip(out, least, np.float32(np.inf), out=out)  # numpy's exp is slow where its result is subnormal
-    np.exp(out, out=out)
+    with np.errstate(over="ignore"):  # without a maximum subtracted: infinity, as on a machine
+        np.exp(out, out=out)
     out -= np.exp(least)
     return out
 
@@ -127,9 +134,9 @@ def _exp(x: Array, m: Array, *, scale: float, out: Array | None = None) -> Array
 def _div(a: Array, b: Array, *, out: Array | None = None) -> Array:
     import numpy as np
 
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):
         inverse = np.where(b == 0, np.float32(0), np.float32(1) / b)
-    return np.multiply(a, inverse, out=out)
+        return np.multiply(a, inverse, out=out)
 
 
 def _log(a: Array, *, out: Array | None = None) -> Array:
@@ -149,6 +156,12 @@ def _add(a: Array, b: Array, *, out: Array | None = None) -> Array:
     import numpy as np
 
     return np.add(a, b, out=out)
+
+
+def _sub(a: Array, b: Array, *, out: Array | None = None) -> Array:
+    import numpy as np
+
+    return np.subtract(a, b, out=out)
 
 
 def _mul(a: Array, b: Array, *, out: Array | None = None) -> Array:
@@ -197,6 +210,7 @@ OPS: Mapping[str, Op] = {
     "rowsum": Op(_column, _rowsum, _lanes(1)),
     "max": Op(_broadcast, _max, _lanes(1), selects=True),
     "add": Op(_broadcast, _add, _lanes(1)),
+    "sub": Op(_broadcast, _sub, _lanes(1)),
     "mul": Op(_broadcast, _mul, _lanes(1)),
     "div": Op(_broadcast, _div, lambda out, args: {"vector": _size(out), "exp": _size(args[1])}),
     "exp": Op(_broadcast, _exp, lambda out, _: {"vector": _size(out), "exp": _size(out)}),

@@ -83,6 +83,7 @@ class Rows:
     o_slack: Double
     lse_slack: Double
     score_ratio: Double  # (heads, rows)
+    partial: Double  # like o: bounds the sum of p v over any part of the keys
 
 
 def attend(heads: Heads, q: Single, first: int, slack: Slack, stored: Sequence[Single] = ()) -> list[Rows]:
@@ -92,20 +93,51 @@ def attend(heads: Heads, q: Single, first: int, slack: Slack, stored: Sequence[S
     they are, and the exact softmax and output of these scores.
     """
     a = heads.attention
-    last = first + q.shape[1] + a.diagonal if a.causal else a.n_k
-    seen = max(1, min(a.n_k, last))  # no row of this band sees more keys
+    keys, hidden = visible(a, first, q.shape[1])
     exact_q = q.astype(np.float64)
     reach = a.scale * np.sqrt((exact_q**2).sum(-1, keepdims=True)) * heads.largest_k
-    scores = (exact_q * a.scale) @ heads.k[:, :seen].swapaxes(-1, -2)
-    hidden = None
-    if a.causal:
-        hidden = np.arange(seen) > np.arange(first, first + q.shape[1])[:, None] + a.diagonal
-    ratios = [_score_ratio(s[..., :seen], scores, reach, hidden, slack) for s in stored]
+    scores = (exact_q * a.scale) @ heads.k[:, keys].swapaxes(-1, -2)
+    ratios = [_score_ratio(s[..., keys], scores, reach, hidden, slack) for s in stored]
     wrong = slack.range * reach + slack.weight
-    out = [_softmax(heads, scores, hidden, slack.score * reach + wrong, slack, np.zeros(q.shape[:2]))]
+    out = [_output(heads, scores, keys, hidden, slack.score * reach + wrong, slack, np.zeros(q.shape[:2]))]
     for s, ratio in zip(stored, ratios, strict=True):
-        out.append(_softmax(heads, s[..., :seen].astype(np.float64), hidden, wrong, slack, ratio))
+        out.append(_output(heads, s[..., keys].astype(np.float64), keys, hidden, wrong, slack, ratio))
     return out
+
+
+def visible(a: Attention, first: int, rows: int) -> tuple[slice, NDArray[np.bool_] | None]:
+    """The keys that some of the queries first .. first + rows - 1 may see, and which of them each must not.
+
+    At least one key, so that no array is empty; None where every query sees all of them.
+    """
+    end = a.n_k if not a.causal else max(1, min(a.n_k, first + rows + a.diagonal))
+    start = 0 if a.window is None else min(end - 1, max(0, first + a.diagonal + 1 - a.window))
+    if not a.causal and a.window is None:
+        return slice(start, end), None
+    key, query = np.arange(start, end), np.arange(first, first + rows)[:, None] + a.diagonal
+    hidden = np.zeros((rows, end - start), bool)
+    if a.causal:
+        hidden |= key > query
+    if a.window is not None:
+        hidden |= key <= query - a.window
+    return slice(start, end), hidden
+
+
+def softmax(scores: Double, hidden: NDArray[np.bool_] | None) -> tuple[Double, Double, Double]:
+    """Scores made weights exp(score - maximum) in place; then 1 / their sum and the log-sum-exp, one number a row.
+
+    A row without a visible key has weights of 0, 0 and a log-sum-exp of -inf.
+    """
+    if hidden is not None:
+        scores[:, hidden] = -np.inf
+    top = scores.max(-1, keepdims=True)
+    top[np.isneginf(top)] = 0
+    scores -= top
+    np.exp(scores, out=scores)
+    total = scores.sum(-1, keepdims=True)
+    over = np.divide(1, total, out=np.zeros_like(total), where=total > 0)
+    with np.errstate(divide="ignore"):
+        return scores, over, top + np.log(total)
 
 
 def _score_ratio(
@@ -126,10 +158,16 @@ def _score_ratio(
     return worst
 
 
-def _softmax(
-    heads: Heads, scores: Double, hidden: NDArray[np.bool_] | None, wrong: Double, slack: Slack, ratio: Double
+def _output(
+    heads: Heads,
+    scores: Double,
+    keys: slice,
+    hidden: NDArray[np.bool_] | None,
+    wrong: Double,
+    slack: Slack,
+    ratio: Double,
 ) -> Rows:
-    """Softmax of the scores, which become weights, times V; `wrong` is the relative error of a kernel's weights.
+    """Softmax of the scores of `keys`, which become weights, times V; `wrong` is the error of a kernel's weights.
 
     With p the exact weights and p (1 + e) the kernel's, both with sum 1, O moves by the sum of p e (v - O), at most
     max |e| times the sum of p |v - O|, which is at most the deviation of V under p.  Errors that the denominator does
@@ -138,24 +176,15 @@ def _softmax(
     max |e| |p|: mostly far less.
     """
     seen = scores.shape[-1]
-    if hidden is not None:
-        scores[:, hidden] = -np.inf
-    top = scores.max(-1, keepdims=True)
-    top[np.isneginf(top)] = 0
-    scores -= top
-    np.exp(scores, out=scores)
-    total = scores.sum(-1, keepdims=True)
-    over = np.divide(1, total, out=np.zeros_like(total), where=total > 0)
-    o = (scores @ heads.v[:, :seen]) * over
+    scores, over, lse = softmax(scores, hidden)
+    o = (scores @ heads.v[:, keys]) * over
     weights = scores.astype(np.float32)
-    square = (weights @ heads.square_v[:, :seen]) * over
+    square = (weights @ heads.square_v[:, keys]) * over
     blur = 32 * np.sqrt(seen) * _ROUNDOFF * square  # of a float32 sum
     deviation, size = np.sqrt(np.maximum(square - o * o, 0) + blur), np.sqrt(square + blur)
     if heads.values_std is not None:
         chance = CONFIDENCE * heads.values_std * np.sqrt(np.einsum("hij,hij->hi", weights, weights))[..., None] * over
         deviation, size = np.minimum(deviation, chance), np.minimum(size, chance)
     moved = np.expm1(2 * wrong) * deviation + (slack.sums + slack.rounding) * size
-    moved += slack.floor * heads.all_v * (total > 0)
-    with np.errstate(divide="ignore"):
-        lse = (top + np.log(total))[..., 0]
-    return Rows(o, lse, moved, wrong[..., 0] + slack.sums, ratio)
+    moved += slack.floor * heads.all_v * (over > 0)
+    return Rows(o, lse[..., 0], moved, wrong[..., 0] + slack.sums, ratio, size)

@@ -28,6 +28,8 @@ class Attention:
 
     `causal_align` says which diagonal a causal mask follows when n_q != n_k: "bottom-right" lets the last query
     see every key (FlashAttention from 2.1 on), "top-left" lets query i see keys 0..i (PyTorch's is_causal).
+    A `window` hides all keys but the last `window` up to that diagonal: query i sees keys > i + diagonal - window.
+    It does not imply `causal`; the two together leave each query `window` keys at most.
 
     Raises InputError for a value out of range, with the value and what is allowed.
     """
@@ -41,6 +43,7 @@ class Attention:
     kv_heads: int = SAME
     causal: bool = False
     causal_align: str = "bottom-right"
+    window: int | None = None
     dtype: str = "fp16"
     lse: bool = False
     accumulator: str = field(default="fp32", init=False)
@@ -53,6 +56,8 @@ class Attention:
                   "batch": MAX_HEADS, "heads": MAX_HEADS, "kv_heads": MAX_HEADS}  # fmt: skip
         for name, most in limits.items():
             object.__setattr__(self, name, require_int(name, getattr(self, name), 1, most))
+        if self.window is not None:
+            object.__setattr__(self, "window", require_int("window", self.window, 1, MAX_N))
         if self.heads % self.kv_heads:
             divisors = [k for k in range(1, self.heads + 1) if self.heads % k == 0]
             close = min(divisors, key=lambda k: abs(k - self.kv_heads))
@@ -80,21 +85,17 @@ class Attention:
 
     @property
     def diagonal(self) -> int:
-        """A causal mask lets query i see keys j <= i + diagonal."""
+        """A causal mask lets query i see keys j <= i + diagonal, a window keys j > i + diagonal - window."""
         return self.n_k - self.n_q if self.causal_align == "bottom-right" else 0
 
     @property
     def pairs(self) -> int:
         """Unmasked (query, key) pairs over all batches and query heads, counted exactly."""
-        one_head = self.n_q * self.n_k
-        if self.causal:
-            # Query i sees min(n_k, max(0, i + 1 + diagonal)) keys: a ramp from `first` on, cut at n_k.
-            first = max(0, -self.diagonal)  # queries before it see nothing
-            full = min(self.n_q, max(0, self.n_k - 1 - self.diagonal))  # queries from here on see all keys
-            ramp = range(min(first, full), full)
-            one_head = (self.n_q - full) * self.n_k
-            if ramp:
-                one_head += len(ramp) * (ramp[0] + ramp[-1] + 2 + 2 * self.diagonal) // 2
+        # Query i sees keys first(i) .. end(i) - 1.  Both ends climb by 1 a query and are cut to 0 .. n_k, and a window
+        # of 1 or more keeps first(i) <= end(i), so the sum of the differences is the difference of the sums.
+        one_head = self._ramp(self.diagonal + 1) if self.causal else self.n_q * self.n_k
+        if self.window is not None:
+            one_head -= self._ramp(self.diagonal + 1 - self.window)
         return one_head * self.batch * self.heads
 
     @property
@@ -102,9 +103,23 @@ class Attention:
         """Forward FLOPs by the papers' convention: 2 * pairs * (d + d_v); softmax is not counted."""
         return 2 * self.pairs * (self.d + self.d_v)
 
-    def as_dict(self) -> dict[str, int | str | bool]:
+    @property
+    def backward_flops(self) -> int:
+        """Backward FLOPs by the papers' convention: 2 * pairs * (3 * d + 2 * d_v), 2.5 times the forward at d = d_v.
+
+        Five products: S = Q K^T again, dP = dO V^T, dV = P^T dO, dQ = dS K and dK = dS^T Q.
+        """
+        return 2 * self.pairs * (3 * self.d + 2 * self.d_v)
+
+    def as_dict(self) -> dict[str, int | str | bool | None]:
         """The fields under the names of the JSON output."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def _ramp(self, first: int) -> int:
+        """The sum over all queries i of first + i cut to 0 .. n_k."""
+        start = min(self.n_q, max(0, -first))  # queries before it add 0
+        full = min(self.n_q, max(start, self.n_k - first))  # queries from here on add n_k
+        return (full - start) * (2 * first + start + full - 1) // 2 + (self.n_q - full) * self.n_k
 
 
 def require_int(name: str, value: object, low: int, high: int) -> int:

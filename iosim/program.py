@@ -336,9 +336,12 @@ class Builder:
     def matmul(self, out: str | Tile, a: Operand, b: Operand, *, add: bool = False) -> Tile:
         return self._compute("matmul", out, (a, b), add=add)
 
-    def mask(self, x: Tile, *, row: Ex, col: Ex, keys: int, diagonal: int | None) -> Tile:
-        """-inf where key col + c is not below `keys`, or above query row + r plus `diagonal` (None: no diagonal)."""
-        return self._compute("mask", x, (x,), row=row, col=col, keys=keys, diagonal=diagonal)
+    def mask(self, x: Tile, *, row: Ex, col: Ex, keys: int, diagonal: int | None, low: int | None = None) -> Tile:
+        """-inf where key col + c is not below `keys`, above query row + r plus `diagonal`, or below it plus `low`.
+
+        None leaves a bound out.
+        """
+        return self._compute("mask", x, (x,), row=row, col=col, keys=keys, diagonal=diagonal, low=low)
 
     def rowmax(self, out: str | Tile, a: Operand) -> Tile:
         return self._compute("rowmax", out, (a,))
@@ -351,6 +354,9 @@ class Builder:
 
     def add(self, out: str | Tile, a: Operand, b: Operand) -> Tile:
         return self._compute("add", out, (a, b))
+
+    def sub(self, out: str | Tile, a: Operand, b: Operand) -> Tile:
+        return self._compute("sub", out, (a, b))
 
     def mul(self, out: str | Tile, a: Operand, b: Operand) -> Tile:
         return self._compute("mul", out, (a, b))
@@ -417,10 +423,8 @@ def check(program: Program) -> None:
         _check_body(where, kernel.body, scope, {})
         stores = [n for n, _ in walk(kernel.body) if isinstance(n, Store)]
         for node, _ in walk(kernel.body):
-            if isinstance(node, Load) and node.view.tensor.name not in written:
-                raise ProgramError(
-                    f"{where}: {node.view} is loaded, but no earlier kernel stored {node.view.tensor.name}"
-                )
+            if isinstance(node, Load):
+                _check_load(where, kernel, node, [s for s in stores if s.view.tensor == node.view.tensor], written)
         for store in stores:
             name = store.view.tensor.name
             if store.view.tensor.role == "in":
@@ -432,6 +436,28 @@ def check(program: Program) -> None:
         written |= {s.view.tensor.name for s in stores}
     if missing := [t.name for t in program.tensors if t.name not in written]:
         raise ProgramError(f"{program.name}: nothing stores {', '.join(missing)}")
+
+
+def _check_load(where: str, kernel: Kernel, load: Load, stores: Sequence[Store], written: set[str]) -> None:
+    """What is loaded was stored before: by an earlier kernel, or by this block.
+
+    Blocks run in any order, so of a tensor that the kernel also stores a block reads its own part: the store depends
+    on every grid axis, and load and store are alike in all that depends on the grid.
+    """
+    name = load.view.tensor.name
+    if name not in written and not stores:
+        raise ProgramError(f"{where}: {load.view} is loaded, but no earlier kernel stored {name}")
+    wide = {axis for axis, extent in kernel.grid if extent > 1}
+    for store in stores:
+        if missing := sorted(wide - store.view.indices):
+            raise ProgramError(f"{where}: {load.view} is loaded, but blocks along {missing[0]} all store {store.view}")
+        if _of_grid(store.view, wide) != _of_grid(load.view, wide):
+            raise ProgramError(f"{where}: {load.view} is loaded, but another block may store {store.view}")
+
+
+def _of_grid(view: View, axes: set[str]) -> dict[int, Ex | Span]:
+    """What a view says, by tensor axis, where that depends on the grid axes."""
+    return {n: ix for n, (ix, start) in enumerate(zip(view.index, view.starts, strict=True)) if indices(start) & axes}
 
 
 def _check_body(where: str, body: Sequence[Node], scope: set[str], tiles: dict[str, Tile]) -> None:
@@ -476,7 +502,7 @@ def _check_indices(where: str, what: str, scope: set[str], *exprs: Ex) -> None:
             raise ProgramError(f"{where}: {what} depends on {unknown[0]}, which is no index there")
 
 
-_INFIX = {"matmul": "@", "add": "+", "mul": "*", "div": "/"}
+_INFIX = {"matmul": "@", "add": "+", "sub": "-", "mul": "*", "div": "/"}
 
 
 def line(node: Load | Store | Compute, names: Mapping[Ex, str] = MappingProxyType({})) -> str:
@@ -501,9 +527,10 @@ def line(node: Load | Store | Compute, names: Mapping[Ex, str] = MappingProxyTyp
             same = node.out.dtype == tile_of(node.args[0]).dtype
             value = args[0] if same else f"{args[0]} as {node.out.dtype}"
         elif node.op == "mask":
-            shift = params["diagonal"]
-            diagonal = "" if shift is None else f", key <= {plus(Index('query'), shift)}"
-            value = f"mask({args[0]}: key < {params['keys']}{diagonal})"
+            query, high, low = Index("query"), params["diagonal"], params["low"]
+            diagonal = "" if high is None else f", key <= {plus(query, high)}"
+            window = "" if low is None else f", key >= {plus(query, low)}"
+            value = f"mask({args[0]}: key < {params['keys']}{diagonal}{window})"
         else:
             value = f"{node.op}({', '.join(args)})"
         text = f"{node.out} {'+=' if node.add else '='} {value}"

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
-from iosim.errors import InputError
+from iosim.errors import InputError, nearest
 from iosim.problem import require_int
 
 Verb: TypeAlias = Literal["issue", "wait", "run", "take", "give"]
@@ -28,6 +28,8 @@ Place: TypeAlias = Literal["sram", "registers", "tmem"]
 MAX_BLOCK = 8192
 MAX_STAGES = 16
 MAX_GROUPS = 8
+MAX_SPLITS = 1024
+SOFTMAXES = ("safe", "naive", "online")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +65,11 @@ class Schedule:
 
     `stages` counts the buffers of each loaded tile of a loop, in the order in which the body loads them, the last
     one repeated: (2,) double-buffers all, (2, 1) double-buffers K only.  `groups` warp groups share a block.
+    `splits` is the number of blocks that share the keys of a query tile (flash-decoding).
     `block_d` is the depth of one step of a library matrix product, `softmax_rows` and `softmax_cols` the tile of a
-    row softmax (all keys in one tile where a row fits).  `place` moves a tile between "sram" and "registers" (by
-    default loads are in SRAM and results in registers, unless the matrix unit can only read them from SRAM).
+    row softmax (all keys in one tile where a row fits), and `softmax` its kind: "safe", "naive" or "online".
+    `place` moves a tile between "sram" and "registers" (by default loads are in SRAM and results in registers, unless
+    the matrix unit can only read them from SRAM).
     `orders` replaces the default order of a loop, by its index.
     """
 
@@ -73,9 +77,11 @@ class Schedule:
     block_k: int
     stages: tuple[int, ...] = (2,)
     groups: int = 1
+    splits: int = 1
     block_d: int = 64
     softmax_rows: int = 1
     softmax_cols: int = 4096
+    softmax: str = "safe"
     place: Mapping[str, Place] = field(default_factory=dict, hash=False)
     orders: Mapping[str, Order] = field(default_factory=dict, hash=False)
 
@@ -84,6 +90,10 @@ class Schedule:
             object.__setattr__(self, name, require_int(name, getattr(self, name), 1, MAX_BLOCK))
         require_int("softmax_cols", self.softmax_cols, 1, 2**24)
         require_int("groups", self.groups, 1, MAX_GROUPS)
+        require_int("splits", self.splits, 1, MAX_SPLITS)
+        if self.softmax not in SOFTMAXES:
+            hint = nearest(str(self.softmax), SOFTMAXES)
+            raise InputError(f"softmax: {self.softmax!r} is not one of {', '.join(SOFTMAXES)}{hint}")
         if not isinstance(self.stages, tuple) or not self.stages:
             raise InputError(
                 f"stages: {self.stages!r} is not a tuple of one or more whole numbers, like (2,) or (2, 1)"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import inf
 
-from iosim.dataflows.tiles import key_tiles, mask_keys
+from iosim.dataflows.tiles import key_tiles, mask_edges
 from iosim.index import cdiv
 from iosim.problem import Attention
 from iosim.program import Builder, Program, rows
@@ -30,15 +30,14 @@ def flash2(a: Attention, s: Schedule) -> Program:
         m = p.fill("m", shape=(bq, 1), value=-inf)
         l = p.fill("l", shape=(bq, 1), value=0)
         o = p.fill("o", shape=(bq, a.d_v), value=0)
-        masked, end = key_tiles(a, i, bq, bk)
-        with p.loop("j", 0, end) as j:
+        lo, left, right, hi = key_tiles(a, i, bq, bk)
+        with p.loop("j", lo, hi) as j:
             k = p.load("k", K[b, kv, rows(j, bk)])
             v = p.load("v", V[b, kv, rows(j, bk)])
             with p.phase("qk"):
                 x = p.matmul("x", q, k.T)
             with p.phase("softmax"):
-                with p.when(j, masked, end):
-                    mask_keys(p, a, x, i, j, bq, bk)
+                mask_edges(p, a, x, i, j, bq, bk, j, (lo, left, right, hi))
                 new = p.max("new", m, p.rowmax("top", x))
                 shrink = p.exp("shrink", m, new, scale=a.scale)
                 p.exp(x, x, new, scale=a.scale)

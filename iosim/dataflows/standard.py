@@ -1,21 +1,19 @@
 """Standard attention: three kernels, S = Q K^T and P = softmax(S) written to device memory.
 
 A library's matrix product, row softmax and matrix product.  The products run in square-ish output tiles over
-steps of the inner dimension.  The softmax keeps a row on chip where it fits; a longer row is read three times
-(maximum, denominator, output).  A causal mask saves no work here: it is applied by the softmax.
+steps of the inner dimension.  The softmax keeps a row on chip where it fits; a longer row is read three times, or
+twice by the kinds "naive" and "online" (see row_softmax).  A mask saves no work here: it is applied by the softmax.
 """
 
 from __future__ import annotations
 
-from math import inf
-
-from iosim.dataflows.tiles import mask_keys
-from iosim.index import Ex, cdiv
+from iosim.dataflows.row_softmax import row_softmax
+from iosim.index import cdiv
 from iosim.problem import Attention
-from iosim.program import Builder, Program, Tensor, Tile, View, rows
+from iosim.program import Builder, Program, rows
 from iosim.schedule import Schedule
 
-USES = ("block_q", "block_k", "block_d", "softmax_rows", "softmax_cols")
+USES = ("block_q", "block_k", "block_d", "softmax", "softmax_rows", "softmax_cols")
 
 
 def standard(a: Attention, s: Schedule) -> Program:
@@ -47,7 +45,7 @@ def standard(a: Attention, s: Schedule) -> Program:
                 p.matmul(x, q, k.T, add=True)
         p.store(S[b, h, rows(i, bq), rows(j, bk)], p.scale("s", x, by=a.scale))
 
-    softmax(p, a, s, S, P, L)
+    row_softmax(p, a, s, s.softmax, S, P, L, once=True)
 
     cols = min(bk, a.d_v)
     with p.kernel("output", operands_once=True, **heads, i=cdiv(a.n_q, bq), c=cdiv(a.d_v, cols)) as (
@@ -66,45 +64,3 @@ def standard(a: Attention, s: Schedule) -> Program:
                 p.matmul(o, pr, v, add=True)
         p.store(O[b, h, rows(i, bq), rows(c, cols)], o)
     return p.done()
-
-
-def softmax(p: Builder, a: Attention, s: Schedule, S: Tensor, P: Tensor, L: Tensor | None) -> None:
-    """P = softmax(S) by rows, and their log-sum-exp: in one pass where a row tile spans all keys, else in three."""
-    r, c = s.softmax_rows, s.softmax_cols
-    with p.kernel("softmax", operands_once=True, b=a.batch, h=a.heads, i=cdiv(a.n_q, r)) as (b, h, i):
-
-        def scores(name: str, j: Ex) -> Tile:
-            x = p.load(name, S[b, h, rows(i, r), rows(j, c)])
-            with p.phase(f"mask {name}"):
-                if a.causal or a.n_k % c:
-                    mask_keys(p, a, x, i, j, r, c)
-            return x
-
-        def tile(j: Ex) -> View:
-            return P[b, h, rows(i, r), rows(j, c)]
-
-        if c >= a.n_k:
-            x = scores("x", 0)
-            m = p.rowmax("m", x)
-            e = p.exp("e", x, m)
-            l = p.rowsum("l", e)
-            p.store(tile(0), p.div(e, e, l))
-        else:
-            m = p.fill("m", shape=(r, 1), value=-inf)
-            l = p.fill("l", shape=(r, 1), value=0)
-            tiles = cdiv(a.n_k, c)
-            with p.loop("j1", 0, tiles) as j:
-                x = scores("x1", j)
-                with p.phase("maximum"):
-                    p.max(m, m, p.rowmax("top", x))
-            with p.loop("j2", 0, tiles) as j:
-                x = scores("x2", j)
-                with p.phase("denominator"):
-                    p.add(l, l, p.rowsum("sum", p.exp("e2", x, m)))
-            with p.loop("j3", 0, tiles) as j:
-                x = scores("x3", j)
-                with p.phase("probabilities"):
-                    e = p.exp("e3", x, m)
-                    p.store(tile(j), p.div(e, e, l))
-        if L is not None:
-            p.store(L[b, h, rows(i, r)], p.add("lse", m, p.log("ln", l)))

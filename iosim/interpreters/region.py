@@ -34,16 +34,16 @@ def region(program: Program, demand: Mapping[str, Box]) -> Region:
     touched = dict(demand)
     cells: list[Box | None] = []
     for kernel in reversed(program.kernels):
-        box = _needed_cells(kernel, wanted)
+        box = needed_cells(kernel, wanted)
         while box is not None:
-            _add_loads(kernel, box, wanted)
-            larger = _needed_cells(kernel, wanted)  # a kernel that loads what it stores may need more of itself
+            add_loads(kernel, box, wanted)
+            larger = needed_cells(kernel, wanted)  # a kernel that loads what it stores may need more of itself
             if larger == box:
                 break
             box = larger
         cells.append(box)
         if box is not None:
-            for node, ranges in _nodes(kernel.body, _ranges(kernel, box)):
+            for node, ranges in nodes(kernel.body, _ranges(kernel, box)):
                 if not isinstance(node, Compute):
                     _widen(touched, node.view.tensor.name, reach(node.view, ranges))
     return Region(tuple(reversed(cells)), touched)
@@ -94,21 +94,21 @@ def _ranges(kernel: Kernel, box: Box) -> Ranges:
     return {axis: span for (axis, _), span in zip(kernel.grid, box, strict=True)}
 
 
-def _needed_cells(kernel: Kernel, wanted: Mapping[str, Box]) -> Box | None:
+def needed_cells(kernel: Kernel, wanted: Mapping[str, Box]) -> Box | None:
     """The smallest box of cells found that holds every cell which stores into a wanted box."""
     full = {axis: (0, extent) for axis, extent in kernel.grid}
     found: dict[str, Range] | None = None
-    for node, ranges in _nodes(kernel.body, full):
+    for node, ranges in nodes(kernel.body, full):
         if isinstance(node, Store) and node.view.tensor.name in wanted:
             box = within(wanted[node.view.tensor.name], node.view.tensor)
-            hit = _narrow(node.view, box, ranges)
+            hit = narrow(node.view, box, ranges)
             if hit is not None:
                 cells = {axis: hit[axis] for axis in full}
                 found = cells if found is None else {axis: _hull(found[axis], cells[axis]) for axis in full}
     return None if found is None else tuple(found.values())
 
 
-def _narrow(view: View, wanted: Box, ranges: Ranges) -> dict[str, Range] | None:
+def narrow(view: View, wanted: Box, ranges: Ranges) -> dict[str, Range] | None:
     """`ranges` cut to where the view can touch the wanted box; None where it cannot.
 
     The start of each axis is affine, c0 + sum of c * x, so each index is bounded by what the others leave.  Two rounds
@@ -136,19 +136,20 @@ def _narrow(view: View, wanted: Box, ranges: Ranges) -> dict[str, Range] | None:
     return out
 
 
-def _add_loads(kernel: Kernel, box: Box, wanted: dict[str, Box]) -> None:
-    for node, ranges in _nodes(kernel.body, _ranges(kernel, box)):
+def add_loads(kernel: Kernel, box: Box, wanted: dict[str, Box]) -> None:
+    """Widen `wanted` by what the cells in `box` load."""
+    for node, ranges in nodes(kernel.body, _ranges(kernel, box)):
         if isinstance(node, Load):
             _widen(wanted, node.view.tensor.name, within(reach(node.view, ranges), node.view.tensor))
 
 
-def _nodes(body: Sequence[Node], ranges: Ranges) -> Iterator[tuple[Load | Store | Compute, Ranges]]:
+def nodes(body: Sequence[Node], ranges: Ranges) -> Iterator[tuple[Load | Store | Compute, Ranges]]:
     """Every node that can run, with the ranges of all its indices."""
     for node in body:
         if isinstance(node, Loop):
             inner = (bounds(node.lo, ranges)[0], bounds(node.hi, ranges)[1])
             if inner[0] < inner[1]:
-                yield from _nodes(node.body, {**ranges, node.index: inner})
+                yield from nodes(node.body, {**ranges, node.index: inner})
             continue
         seen = ranges
         if node.when is not None:

@@ -113,7 +113,8 @@ class Replayer:
     def _run_part(self, kernel: _Prepared, memory: Mapping[str, _Memory], box: Box) -> dict[tuple[str, str], int]:
         pool = self._spare.pop() if self._spare else _Pool()
         part = _Part(kernel, box, memory, pool)
-        part.run()
+        with np.errstate(over="ignore", invalid="ignore"):  # infinity and NaN are results like others
+            part.run()
         self._spare.append(pool)
         return part.moved
 

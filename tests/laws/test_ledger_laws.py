@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import product
 from math import ceil
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from iosim.dataflows import dataflow_names, load_dataflow
 from iosim.dataflows.flash2 import flash2
 from iosim.dataflows.standard import standard
 from iosim.dtypes import dtype
@@ -228,10 +231,20 @@ def test_an_l2_never_adds_traffic_nor_goes_below_what_is_touched(
 # ---------------------------------------------------------------- the walk agrees
 
 
-@settings(max_examples=40, deadline=None)
-@given(problems(longest=24), schedules(largest=9), st.sampled_from([flash2, standard]))
-def test_the_ledger_is_what_a_walk_over_every_block_counts(a: Attention, s: Schedule, dataflow: Dataflow) -> None:
-    assert_agrees(dataflow(a, s), no_gaps=True)
+@pytest.mark.parametrize("name", dataflow_names())
+@settings(max_examples=20, deadline=None)
+@given(
+    a=problems(longest=24),
+    s=schedules(largest=9),
+    window=st.none() | st.integers(1, 24),
+    splits=st.integers(1, 4),
+    softmax=st.sampled_from(["safe", "online"]),
+)
+def test_the_ledger_is_what_a_walk_over_every_block_counts(
+    name: str, a: Attention, s: Schedule, window: int | None, splits: int, softmax: str
+) -> None:
+    a, s = replace(a, window=window), replace(s, splits=splits, softmax=softmax)
+    assert_agrees(load_dataflow(name)(a, s), no_gaps=True)
 
 
 INDICES = ("g", "i", "j", "k")  # two grid axes, two nested loops

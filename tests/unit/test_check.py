@@ -10,6 +10,7 @@ import pytest
 
 import iosim.check
 from iosim.check import Normal, check, check_all, large_logits, memory_needed, skipped
+from iosim.check.rows import bands
 from iosim.dataflows.flash2 import flash2
 from iosim.dataflows.standard import standard
 from iosim.dtypes import DTYPES
@@ -17,6 +18,7 @@ from iosim.errors import InputError
 from iosim.interpreters.replay import replay
 from iosim.problem import Attention
 from iosim.program import Compute, Load, Loop, Store, When
+from iosim.rounding import round_to
 from iosim.schedule import Schedule
 
 FLOWS = {"flash2": flash2, "standard": standard}
@@ -67,7 +69,7 @@ class Constant:
 
     def rows(self, name, batch, head, rows):  # noqa: ARG002 - all batches alike
         out = np.full((rows[1] - rows[0], self.a.d_v if name == "V" else self.a.d), 0.1 + 0.01 * head, np.float32)
-        iosim.check.round_to(out, DTYPES[self.a.dtype])
+        round_to(out, DTYPES[self.a.dtype])
         return out
 
 
@@ -201,12 +203,12 @@ def test_above_the_budget_whole_blocks_of_sampled_heads_are_checked():
 
 def test_samples_hold_the_first_and_the_last_rows_and_different_kv_heads():
     a = Attention(n_q=2000, d=16, heads=8, kv_heads=4)
-    bands = list(iosim.check._bands(a, [flash2(a, SCHEDULE)], seed=1, budget=2**21))
-    assert len(bands) >= 4
-    assert all(band.rows[0] % 32 == 0 for band in bands)
-    assert min(band.rows[0] for band in bands) == 0
-    assert max(band.rows[1] for band in bands) == 2000
-    assert {band.heads[0] // 2 for band in bands} == {0, 1, 2, 3}
+    found = list(bands(a, [flash2(a, SCHEDULE)], seed=1, budget=2**21))
+    assert len(found) >= 4
+    assert all(band.rows[0] % 32 == 0 for band in found)
+    assert min(band.rows[0] for band in found) == 0
+    assert max(band.rows[1] for band in found) == 2000
+    assert {band.heads[0] // 2 for band in found} == {0, 1, 2, 3}
 
 
 def test_a_seed_gives_the_same_check_and_another_seed_another():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from time import perf_counter
 
 import pytest
 
+from iosim.dataflows import load_dataflow
+from iosim.dataflows.flash1 import flash1
 from iosim.dataflows.flash2 import flash2
 from iosim.dataflows.standard import standard
 from iosim.index import Index
@@ -67,6 +70,68 @@ def test_standard_at_4096() -> None:
     assert counted.allocated_bytes == 4 * N * N
     assert counted.peak_bytes == 4 * N * N + 3 * N * 128 * 2
     assert counted.executed_flops == 4 * N * N * 128
+
+
+def test_flash1_at_4096_by_its_papers_convention() -> None:
+    # K/V blocks of 192 rows: ceil(4096 / 192) = 22 passes.  K and V once; Q read and O written in each of 22 passes,
+    # O read in 21: 2 + 22 + 22 + 21 = 67 matrices.  The statistics m and l, 4 bytes a row: written 22 times, read 21.
+    counted = ledger(flash1(Attention(n_q=N, d=128), Schedule(block_q=128, block_k=192)))
+    matrix = N * 128 * 2
+    assert counted.paper_hbm_bytes == 67 * matrix == 70_254_592
+    assert counted.hbm_read_bytes + counted.hbm_write_bytes == 67 * matrix + (22 + 21) * 2 * 4 * N
+    assert (counted.extra_bytes, counted.allocated_bytes) == (2 * 4 * N, matrix + 2 * 4 * N)
+    assert counted.executed_flops == 4 * (22 * 192) * N * 128  # whole tiles
+
+
+def test_softmax_alone_at_4096() -> None:
+    matrix = N * N * 2  # 33,554,432 bytes
+    for name, accesses in (("softmax-naive", 3), ("softmax-safe", 4), ("softmax-online", 3)):
+        flow = load_dataflow(name)
+        for cols, expected in ((1024, accesses), (4096, 2)):
+            counted = ledger(flow(Attention(n_q=N, d=128), replace(TILES, softmax_cols=cols)))
+            assert counted.hbm_read_bytes + counted.hbm_write_bytes == counted.paper_hbm_bytes == expected * matrix
+
+
+def test_split_kv_of_one_query_block() -> None:
+    # 16 queries, 4096 keys, 8 splits of 4 tiles of 128 keys.  Each split reads the 16 queries; K and V are read once.
+    counted = ledger(
+        load_dataflow("split-kv")(Attention(n_q=16, n_k=N, d=128), Schedule(block_q=16, block_k=128, splits=8))
+    )
+    rows = 16 * 128
+    assert counted.by_tensor == {
+        "Q": {"read": 8 * rows * 2},
+        "K": {"read": N * 128 * 2},
+        "V": {"read": N * 128 * 2},
+        "O parts": {"write": 8 * rows * 4, "read": 8 * rows * 4},
+        "L parts": {"write": 8 * 16 * 4, "read": 8 * 16 * 4},
+        "O": {"write": rows * 2},
+    }
+    assert counted.extra_bytes == 8 * 16 * 129 * 4
+
+
+def test_backward_at_4096() -> None:
+    a, matrix, scores = Attention(n_q=N, d=128), N * 128 * 2, N * N * 2
+    counted = ledger(load_dataflow("flash-backward")(a, TILES))
+    # 32 key tiles, each of which reads all of Q and dO, and adds 2 matrices (fp32) to dQ; K, V, O once, dO once more
+    # for D; dQ in fp32 zeroed and read, that is 2 matrices each; dQ, dK and dV written once.
+    assert counted.paper_hbm_bytes == (32 * (1 + 1 + 2) + 3 + 1 + 4 + 3) * matrix
+    assert counted.hbm_add_bytes == 32 * 2 * matrix
+    assert counted.extra_bytes == 2 * matrix + 4 * N  # dQ in fp32 and D
+    # Five products on whole tiles, twice and a half the forward pass.
+    assert counted.executed_flops == a.backward_flops == 10 * N * N * 128
+
+    counted = ledger(load_dataflow("standard-backward")(a, TILES))
+    # P read by dV and dS; dP written and read; dS written, read by dQ and dK.  dO twice; Q, K, V and 3 gradients once.
+    assert counted.paper_hbm_bytes == (2 + 2 + 3) * scores + (2 + 3 + 3) * matrix
+    assert counted.executed_flops == 8 * N * N * 128  # it has P already: four products
+    assert counted.extra_bytes == 2 * scores
+
+
+def test_a_window_bounds_the_keys_that_are_loaded() -> None:
+    # Query tile i of 32 sees keys 128 i - 255 .. 128 i + 127: key tiles i - 2 .. i, of which tile 0 has 1 and tile 1
+    # has 2: 1 + 2 + 30 * 3 = 93 tiles.
+    counted = ledger(flash2(Attention(n_q=N, d=128, causal=True, window=256), TILES))
+    assert counted.by_tensor["K"] == {"read": 93 * 128 * 128 * 2}
 
 
 def test_causal_flash2_loads_the_lower_triangle_of_tiles() -> None:

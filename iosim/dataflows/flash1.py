@@ -1,0 +1,80 @@
+"""FlashAttention: K and V tiles outside, Q tiles inside; O and the row statistics are read and written in every step.
+
+Dao et al. 2022 (arXiv 2205.14135), Algorithm 1 as written: its B_c is `block_k`, its B_r `block_q`.  One block a batch
+and query head.  O stays normalised, in the data dtype, and so is rounded once for every key tile; maximum m and
+denominator l go through device memory in fp32.  The first pass starts from nothing and visits every query tile, so
+that rows that see no key become 0; later ones leave out query tiles that see no key of theirs.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from iosim.dataflows.tiles import mask_edges, query_tiles
+from iosim.index import cdiv, least, most
+from iosim.problem import Attention
+from iosim.program import Builder, Program, Tensor, rows
+from iosim.schedule import Schedule
+
+USES = ("block_q", "block_k")
+
+
+def flash1(a: Attention, s: Schedule) -> Program:
+    """The program for problem `a` with the tile sizes of schedule `s`."""
+    p, bq, bk, heads = Builder("flash1"), s.block_q, s.block_k, (a.batch, a.heads)
+    q_tiles, k_tiles = cdiv(a.n_q, bq), cdiv(a.n_k, bk)
+    Q = p.tensor("Q", (*heads, a.n_q, a.d), a.dtype, "in")
+    K = p.tensor("K", (a.batch, a.kv_heads, a.n_k, a.d), a.dtype, "in")
+    V = p.tensor("V", (a.batch, a.kv_heads, a.n_k, a.d_v), a.dtype, "in")
+    O = p.tensor("O", (*heads, a.n_q, a.d_v), a.dtype, "out")
+    M = p.tensor("m", (*heads, a.n_q), "fp32", "scratch")
+    D = p.tensor("l", (*heads, a.n_q), "fp32", "scratch")
+    with p.kernel("attention", b=a.batch, kv=a.kv_heads, g=a.group) as (b, kv, g), p.loop("j", 0, k_tiles) as j:
+        h = kv * a.group + g
+        k = p.load("k", K[b, kv, rows(j, bk)])
+        v = p.load("v", V[b, kv, rows(j, bk)])
+        lo, left, right, hi = query_tiles(a, j, bq, bk)
+        if a.causal:
+            lo = least(lo, j * q_tiles)  # 0 in the first pass
+        if a.window is not None:
+            hi = most(hi, (1 - j) * q_tiles)  # all of them in the first pass
+        with p.loop("i", lo, hi) as i:
+            q = p.load("q", Q[b, h, rows(i, bq)])
+            with p.when(j, 1, k_tiles):
+                o = p.load("o", O[b, h, rows(i, bq)])
+                m = p.load("m", M[b, h, rows(i, bq)])
+                l = p.load("l", D[b, h, rows(i, bq)])
+            with p.phase("start"), p.when(j, 0, 1):
+                p.fill(o, shape=o.shape, value=0)
+                p.fill(m, shape=m.shape, value=-inf)
+                p.fill(l, shape=l.shape, value=0)
+            with p.phase("qk"):
+                x = p.matmul("x", q, k.T)
+            with p.phase("softmax"):
+                mask_edges(p, a, x, i, j, bq, bk, i, (lo, left, right, hi))
+                top = p.rowmax("top", x)
+                p.exp(x, x, top, scale=a.scale)
+                new = p.max("new", m, top)
+                grow = p.exp("grow", top, new, scale=a.scale)
+                p.mul(l, l, p.exp("shrink", m, new, scale=a.scale))
+                total = p.add("total", l, p.mul("part", grow, p.rowsum("sum", x)))
+                pr = p.cast("p", x, a.dtype)
+            with p.phase("pv"):
+                y = p.matmul("y", pr, v)
+            with p.phase("update"):
+                p.store(M[b, h, rows(i, bq)], new)
+                p.store(D[b, h, rows(i, bq)], total)
+                old = p.mul("old", o, l)
+                p.store(O[b, h, rows(i, bq)], p.div(old, p.add(old, old, p.mul(y, y, grow)), total))
+    if a.lse:
+        _log_sum_exp(p, a, bq, M, D)
+    return p.done()
+
+
+def _log_sum_exp(p: Builder, a: Attention, bq: int, M: Tensor, D: Tensor) -> None:
+    """L = m * scale + log l, in a kernel of its own."""
+    L = p.tensor("L", (a.batch, a.heads, a.n_q), "fp32", "out")
+    with p.kernel("log-sum-exp", b=a.batch, h=a.heads, i=cdiv(a.n_q, bq)) as (b, h, i):
+        m = p.load("m", M[b, h, rows(i, bq)])
+        l = p.load("l", D[b, h, rows(i, bq)])
+        p.store(L[b, h, rows(i, bq)], p.add("lse", p.scale("ms", m, by=a.scale), p.log("ln", l)))

@@ -1,0 +1,91 @@
+"""Split-KV (flash-decoding): several blocks share the keys of a query tile; a second kernel combines their results.
+
+Dao, Haziza, Massa and Sizov 2023 (Flash-Decoding for long-context inference).  With few queries FlashAttention-2 has
+too few blocks to fill a machine: here the key tiles are dealt to `splits` blocks in equal runs.  Each leaves its own
+normalised O and log-sum-exp in device memory, in fp32; exp(L_t - L) is then the weight of split t.  A split without a
+key that is seen leaves O = 0 and L = -inf, and so has no weight.  One split needs no second kernel: it is flash2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+from iosim.dataflows.flash2 import flash2
+from iosim.dataflows.tiles import key_tiles, mask_edges
+from iosim.index import cdiv, least, most
+from iosim.problem import Attention
+from iosim.program import Builder, Program, Tensor, rows
+from iosim.schedule import Schedule
+
+USES = ("block_q", "block_k", "splits")
+
+
+def split_kv(a: Attention, s: Schedule) -> Program:
+    """The program for problem `a` with the tile sizes and the splits of schedule `s`."""
+    if s.splits == 1:
+        return replace(flash2(a, s), name="split-kv")
+    p, bq, bk = Builder("split-kv"), s.block_q, s.block_k
+    Q = p.tensor("Q", (a.batch, a.heads, a.n_q, a.d), a.dtype, "in")
+    K = p.tensor("K", (a.batch, a.kv_heads, a.n_k, a.d), a.dtype, "in")
+    V = p.tensor("V", (a.batch, a.kv_heads, a.n_k, a.d_v), a.dtype, "in")
+    Ot = p.tensor("O parts", (s.splits, a.batch, a.heads, a.n_q, a.d_v), "fp32", "scratch")
+    Lt = p.tensor("L parts", (s.splits, a.batch, a.heads, a.n_q), "fp32", "scratch")
+    run = cdiv(cdiv(a.n_k, bk), s.splits)  # key tiles of a split
+    grid = {"b": a.batch, "kv": a.kv_heads, "g": a.group, "i": cdiv(a.n_q, bq), "t": s.splits}
+    with p.kernel("parts", **grid) as (b, kv, g, i, t):
+        h = kv * a.group + g
+        q = p.load("q", Q[b, h, rows(i, bq)])
+        m = p.fill("m", shape=(bq, 1), value=-inf)
+        l = p.fill("l", shape=(bq, 1), value=0)
+        o = p.fill("o", shape=(bq, a.d_v), value=0)
+        lo, left, right, hi = key_tiles(a, i, bq, bk)
+        with p.loop("j", most(lo, t * run), least(hi, (t + 1) * run)) as j:
+            k = p.load("k", K[b, kv, rows(j, bk)])
+            v = p.load("v", V[b, kv, rows(j, bk)])
+            with p.phase("qk"):
+                x = p.matmul("x", q, k.T)
+            with p.phase("softmax"):
+                mask_edges(p, a, x, i, j, bq, bk, j, (lo, left, right, hi))
+                new = p.max("new", m, p.rowmax("top", x))
+                shrink = p.exp("shrink", m, new, scale=a.scale)
+                p.exp(x, x, new, scale=a.scale)
+                p.mul(l, l, shrink)
+                p.add(l, l, p.rowsum("sum", x))
+                p.copy(m, new)
+                pr = p.cast("p", x, a.dtype)
+            with p.phase("rescale"):
+                p.mul(o, o, shrink)
+            with p.phase("pv"):
+                p.matmul(o, pr, v, add=True)
+        p.store(Ot[t, b, h, rows(i, bq)], p.div(o, o, l))
+        p.store(Lt[t, b, h, rows(i, bq)], p.add("lse", p.scale("ms", m, by=a.scale), p.log("ln", l)))
+    _combine(p, a, s, Ot, Lt)
+    return p.done()
+
+
+def _combine(p: Builder, a: Attention, s: Schedule, Ot: Tensor, Lt: Tensor) -> None:
+    """O = sum over t of exp(L_t - L) O_t, with L = log(sum of exp(L_t)): an online softmax over the splits."""
+    bq = s.block_q
+    O = p.tensor("O", (a.batch, a.heads, a.n_q, a.d_v), a.dtype, "out")
+    with p.kernel("combine", b=a.batch, h=a.heads, i=cdiv(a.n_q, bq)) as (b, h, i):
+        m = p.fill("m", shape=(bq, 1), value=-inf)
+        l = p.fill("l", shape=(bq, 1), value=0)
+        o = p.fill("o", shape=(bq, a.d_v), value=0)
+        with p.loop("t", 0, s.splits) as t:
+            lt = p.load("lt", Lt[t, b, h, rows(i, bq)])
+            ot = p.load("ot", Ot[t, b, h, rows(i, bq)])
+            with p.phase("weights"):
+                new = p.max("new", m, lt)
+                shrink = p.exp("shrink", m, new)
+                weight = p.exp("weight", lt, new)
+                p.mul(l, l, shrink)
+                p.add(l, l, weight)
+                p.copy(m, new)
+            with p.phase("sum"):
+                p.mul(o, o, shrink)
+                p.add(o, o, p.mul("part", ot, weight))
+        p.store(O[b, h, rows(i, bq)], p.div("out", o, l))
+        if a.lse:
+            L = p.tensor("L", (a.batch, a.heads, a.n_q), "fp32", "out")
+            p.store(L[b, h, rows(i, bq)], p.add("lse", m, p.log("ln", l)))

@@ -1,0 +1,113 @@
+"""Standard attention backward: five kernels over the P that the forward pass kept; dP and dS in device memory.
+
+What a library does without fusion, with dO the gradient of O:
+
+    dV = P^T dO    dP = dO V^T    dS = P * (dP - rowsum(dP * P))    dQ = scale * dS K    dK = scale * dS^T Q
+
+P, dP and dS are N x N matrices in the data dtype.  Key/value heads that several query heads share take the sum over
+these heads inside the product.  P is 0 where a mask hides a key, so that no mask is applied again, and none saves work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from iosim.index import Ex, cdiv
+from iosim.problem import Attention
+from iosim.program import Builder, Program, Tensor, Tile, rows
+from iosim.schedule import Schedule
+
+USES = ("block_q", "block_k", "block_d", "softmax_rows", "softmax_cols")
+
+
+def standard_backward(a: Attention, s: Schedule) -> Program:
+    """(dQ, dK, dV) from Q, K, V, dO and P (batch, heads, n_q, n_k), each like the tensor that it is the gradient of."""
+    p = Builder("standard-backward")
+    like_q, like_o = (a.batch, a.heads, a.n_q, a.d), (a.batch, a.heads, a.n_q, a.d_v)
+    like_k, like_v = (a.batch, a.kv_heads, a.n_k, a.d), (a.batch, a.kv_heads, a.n_k, a.d_v)
+    scores = (a.batch, a.heads, a.n_q, a.n_k)
+    Q, dO = p.tensor("Q", like_q, a.dtype, "in"), p.tensor("dO", like_o, a.dtype, "in")
+    K, V = p.tensor("K", like_k, a.dtype, "in"), p.tensor("V", like_v, a.dtype, "in")
+    P = p.tensor("P", scores, a.dtype, "in")
+    dP, dS = p.tensor("dP", scores, a.dtype, "scratch"), p.tensor("dS", scores, a.dtype, "scratch")
+    dQ = p.tensor("dQ", like_q, a.dtype, "out")
+    dK, dV = p.tensor("dK", like_k, a.dtype, "out"), p.tensor("dV", like_v, a.dtype, "out")
+    _over_queries(p, a, s, dV, P, dO, 1)
+    bq, bk, step = s.block_q, s.block_k, s.block_d
+    heads = {"b": a.batch, "kv": a.kv_heads, "g": a.group, "i": cdiv(a.n_q, bq)}
+    with p.kernel("dP", operands_once=True, **heads, j=cdiv(a.n_k, bk)) as (b, kv, g, i, j):
+        h = kv * a.group + g
+        x = p.fill("x", shape=(bq, bk), value=0)
+        with p.loop("t", 0, cdiv(a.d_v, step)) as t:
+            do = p.load("do", dO[b, h, rows(i, bq), rows(t, step)])
+            v = p.load("v", V[b, kv, rows(j, bk), rows(t, step)])
+            with p.phase("product"):
+                p.matmul(x, do, v.T, add=True)
+        p.store(dP[b, h, rows(i, bq), rows(j, bk)], x)
+    _softmax_gradient(p, a, s, P, dP, dS)
+    cols = min(bk, a.d)
+    with p.kernel("dQ", operands_once=True, **heads, c=cdiv(a.d, cols)) as (b, kv, g, i, c):
+        h = kv * a.group + g
+        x = p.fill("x", shape=(bq, cols), value=0)
+        with p.loop("t", 0, cdiv(a.n_k, step)) as t:
+            ds = p.load("ds", dS[b, h, rows(i, bq), rows(t, step)])
+            k = p.load("k", K[b, kv, rows(t, step), rows(c, cols)])
+            with p.phase("product"):
+                p.matmul(x, ds, k, add=True)
+        p.store(dQ[b, h, rows(i, bq), rows(c, cols)], p.scale("out", x, by=a.scale))
+    _over_queries(p, a, s, dK, dS, Q, a.scale)
+    return p.done()
+
+
+def _over_queries(p: Builder, a: Attention, s: Schedule, out: Tensor, A: Tensor, B: Tensor, by: float) -> None:
+    """out = by * A^T B, summed over the query heads of a group; A (batch, heads, n_q, n_k), B (.., n_q, d or d_v)."""
+    bk, step, n = s.block_k, s.block_d, out.shape[3]
+    cols = min(bk, n)
+    grid = {"b": a.batch, "kv": a.kv_heads, "j": cdiv(a.n_k, bk), "c": cdiv(n, cols)}
+    with p.kernel(out.name, operands_once=True, **grid) as (b, kv, j, c):
+        x = p.fill("x", shape=(bk, cols), value=0)
+        with _group(p, a) as g, p.loop("t", 0, cdiv(a.n_q, step)) as t:
+            left = p.load(A.name.lower(), A[b, kv * a.group + g, rows(t, step), rows(j, bk)])
+            right = p.load(B.name.lower(), B[b, kv * a.group + g, rows(t, step), rows(c, cols)])
+            with p.phase("product"):
+                p.matmul(x, left.T, right, add=True)
+        p.store(out[b, kv, rows(j, bk), rows(c, cols)], x if by == 1 else p.scale("out", x, by=by))
+
+
+@contextmanager
+def _group(p: Builder, a: Attention) -> Iterator[Ex]:
+    """A loop over the query heads of a group, none for one head."""
+    if a.group == 1:
+        yield 0
+    else:
+        with p.loop("g", 0, a.group) as g:
+            yield g
+
+
+def _softmax_gradient(p: Builder, a: Attention, s: Schedule, P: Tensor, dP: Tensor, dS: Tensor) -> None:
+    """dS = P * (dP - rowsum(dP * P)) by rows: in one pass where a row tile spans all keys, else in two."""
+    r, c = s.softmax_rows, s.softmax_cols
+    with p.kernel("dS", operands_once=True, b=a.batch, h=a.heads, i=cdiv(a.n_q, r)) as (b, h, i):
+
+        def operands(n: str, j: Ex) -> tuple[Tile, Tile]:
+            view = b, h, rows(i, r), rows(j, c)
+            return p.load(f"p{n}", P[view]), p.load(f"dp{n}", dP[view])
+
+        def output(pr: Tile, dp: Tile, total: Tile, j: Ex) -> None:
+            shifted = p.sub("shifted", dp, total)
+            p.store(dS[b, h, rows(i, r), rows(j, c)], p.mul(shifted, shifted, pr))
+
+        if c >= a.n_k:
+            pr, dp = operands("", 0)
+            output(pr, dp, p.rowsum("total", p.mul("product", pr, dp)), 0)
+            return
+        total = p.fill("total", shape=(r, 1), value=0)
+        with p.loop("j1", 0, cdiv(a.n_k, c)) as j:
+            pr, dp = operands("1", j)
+            with p.phase("row sum"):
+                p.add(total, total, p.rowsum("sum", p.mul("product", pr, dp)))
+        with p.loop("j2", 0, cdiv(a.n_k, c)) as j:
+            pr, dp = operands("2", j)
+            with p.phase("gradient"):
+                output(pr, dp, total, j)

@@ -1,0 +1,345 @@
+"""What every dataflow is held against: attention in float64, and bytes counted by hand; no code shared with iosim.
+
+`CHECKS[name](attention, schedule, program)` raises an AssertionError where the program of that dataflow computes, or
+moves, anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from math import ceil
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from iosim.dtypes import dtype
+from iosim.interpreters.ledger import ledger
+from iosim.interpreters.replay import replay
+from iosim.problem import Attention
+from iosim.program import Program, Tensor
+from iosim.schedule import Schedule
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Double: TypeAlias = NDArray[np.float64]
+
+Bytes: TypeAlias = dict[str, dict[str, int]]
+Check: TypeAlias = Callable[[Attention, Schedule, Program], None]
+
+# ---------------------------------------------------------------- float64
+
+
+def visible(a: Attention) -> NDArray[np.bool_]:
+    """(n_q, n_k): which query sees which key, from the definitions of the masks."""
+    query, key = np.arange(a.n_q)[:, None], np.arange(a.n_k)
+    aligned = query + (a.n_k - a.n_q if a.causal_align == "bottom-right" else 0)
+    seen = np.ones((a.n_q, a.n_k), bool)
+    if a.causal:
+        seen &= key <= aligned
+    if a.window is not None:
+        seen &= key > aligned - a.window
+    return seen
+
+
+def softmax(a: Attention, scores: Double) -> tuple[Double, Double]:
+    """(probabilities, log-sum-exp) by rows; a row that sees nothing has probabilities 0 and -inf."""
+    scores = np.where(visible(a), scores, -np.inf)
+    top = scores.max(-1, keepdims=True)
+    top[np.isneginf(top)] = 0
+    weights = np.exp(scores - top)
+    total = weights.sum(-1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        return weights / np.where(total, total, 1), (top + np.log(total))[..., 0]
+
+
+def shared(a: Attention, x: Double) -> Double:
+    """A key/value head for each query head."""
+    heads: Double = np.repeat(x, a.group, 1)
+    return heads
+
+
+def forward(a: Attention, x: Mapping[str, Double]) -> dict[str, Double]:
+    scores = x["Q"] @ shared(a, x["K"]).swapaxes(-1, -2) / np.sqrt(a.d)
+    P, L = softmax(a, scores)
+    return {"P": P, "L": L, "O": P @ shared(a, x["V"])}
+
+
+def backward(a: Attention, x: Mapping[str, Double]) -> dict[str, Double]:
+    """The gradients of the sum of dO * O."""
+    known = forward(a, x)
+    dP = x["dO"] @ shared(a, x["V"]).swapaxes(-1, -2)
+    dS = known["P"] * (dP - (dP * known["P"]).sum(-1, keepdims=True)) / np.sqrt(a.d)
+
+    def over_group(y: Double) -> Double:
+        return y.reshape(a.batch, a.kv_heads, a.group, *y.shape[2:]).sum(2)
+
+    return {
+        "dQ": dS @ shared(a, x["K"]),
+        "dK": over_group(dS.swapaxes(-1, -2) @ x["Q"]),
+        "dV": over_group(known["P"].swapaxes(-1, -2) @ x["dO"]),
+    }
+
+
+# ---------------------------------------------------------------- running a program
+
+
+def rounded(x: Double, name: str) -> NDArray[np.float32]:
+    return x.astype(np.float16 if name == "fp16" else np.float32).astype(np.float32)
+
+
+def normal(a: Attention, name: str, shape: tuple[int, ...]) -> Double:
+    """Normal random numbers in the data dtype."""
+    random = np.random.default_rng([len(name), ord(name[-1]), a.n_q, a.n_k])
+    return rounded(random.standard_normal(shape), a.dtype).astype(np.float64)
+
+
+def forward_inputs(a: Attention) -> dict[str, Double]:
+    return {
+        "Q": normal(a, "Q", (a.batch, a.heads, a.n_q, a.d)),
+        "K": normal(a, "K", (a.batch, a.kv_heads, a.n_k, a.d)),
+        "V": normal(a, "V", (a.batch, a.kv_heads, a.n_k, a.d_v)),
+    }
+
+
+def outputs(program: Program, inputs: Mapping[str, Double]) -> dict[str, NDArray[np.float32]]:
+    """The outputs of a program; replay's count of bytes must be the ledger's."""
+
+    def source(tensor: Tensor, box: tuple[tuple[int, int], ...]) -> NDArray[np.float32]:
+        whole = rounded(inputs[tensor.name], tensor.dtype)
+        assert whole.shape == tensor.shape
+        return whole[tuple(slice(lo, hi) for lo, hi in box)]
+
+    done = replay(program, source)
+    counted = {(t, way): n for t, ways in ledger(program).by_tensor.items() for way, n in ways.items()}
+    assert done.moved == counted
+    return dict(done.outputs)
+
+
+def assert_close(a: Attention, got: NDArray[np.float32], exact: Double, *, roundings: float, name: str) -> None:
+    """`got` is `exact` up to `roundings` units of the data dtype's roundoff, relative to the largest element."""
+    finite = np.isfinite(exact)
+    assert (got[~finite] == exact[~finite]).all(), f"{name}: infinities differ"
+    size = max(1.0, float(np.abs(exact[finite]).max(initial=0)))
+    error = float(np.abs(got[finite] - exact[finite]).max(initial=0))
+    allowed = (roundings * dtype(a.dtype).roundoff + 64 * 2.0**-24) * size
+    assert error <= allowed, f"{name}: {error:.3g} away where {allowed:.3g} is allowed"
+
+
+def check_forward(a: Attention, program: Program, *, roundings: float) -> None:
+    inputs = forward_inputs(a)
+    exact, got = forward(a, inputs), outputs(program, inputs)
+    assert_close(a, got["O"], exact["O"], roundings=roundings, name="O")
+    assert ("L" in got) == a.lse
+    if a.lse:  # in fp32, of scores that only `standard` rounds
+        stored = any(t.name == "S" for t in program.tensors)
+        assert_close(a, got["L"], exact["L"], roundings=roundings * stored, name="L")
+
+
+# ---------------------------------------------------------------- bytes by hand
+
+
+# Reads of a row that does not fit on chip (Milakov & Gimelshein 2018, sections 2 and 3): with its write, 3, 4 and 3.
+PASSES = {"naive": 2, "safe": 3, "online": 2}
+
+
+def pieces(n: int, size: int) -> list[int]:
+    """Rows of each tile of n rows."""
+    return [min(size, n - start) for start in range(0, n, size)]
+
+
+def visits(a: Attention, s: Schedule) -> NDArray[np.bool_]:
+    """(query tiles, key tiles): whether some query of the one sees some key of the other."""
+    seen = visible(a)
+    bq, bk = s.block_q, s.block_k
+    return np.array(
+        [
+            [seen[q : q + bq, k : k + bk].any() for k in range(0, a.n_k, bk)]
+            for q in range(0, a.n_q, bq)
+        ]
+    )  # fmt: skip
+
+
+def assert_bytes(program: Program, expected: Bytes) -> None:
+    wanted = {name: {way: n for way, n in row.items() if n} for name, row in expected.items()}
+    assert ledger(program).by_tensor == {name: row for name, row in wanted.items() if row}
+
+
+def check_flash2(a: Attention, s: Schedule, program: Program) -> None:
+    check_forward(a, program, roundings=4)
+    # Q once and O once; every query tile streams the keys and values of the tiles that it sees.
+    e, heads = dtype(a.dtype).bytes, a.batch * a.heads
+    keys = heads * int((visits(a, s) @ pieces(a.n_k, s.block_k)).sum()) * e
+    expected = {
+        "Q": {"read": heads * a.n_q * a.d * e},
+        "K": {"read": keys * a.d},
+        "V": {"read": keys * a.d_v},
+        "O": {"write": heads * a.n_q * a.d_v * e},
+        "L": {"write": heads * a.n_q * 4 if a.lse else 0},
+    }
+    assert_bytes(program, expected)
+
+
+def check_standard(a: Attention, s: Schedule, program: Program) -> None:
+    # S is rounded to the data dtype before the softmax; the scores are below 16.
+    check_forward(a, program, roundings=64)
+    # scores: every (query tile, key tile) reads its rows of Q and K in full.  softmax: S once where a row is one tile,
+    # else in each pass.  output: every (query tile, column tile) reads its rows of P and V in full.
+    e, heads = dtype(a.dtype).bytes, a.batch * a.heads
+    q_tiles, k_tiles = ceil(a.n_q / s.block_q), ceil(a.n_k / s.block_k)
+    matrix, passes = heads * a.n_q * a.n_k * e, 1 if s.softmax_cols >= a.n_k else PASSES[s.softmax]
+    expected = {
+        "Q": {"read": heads * a.n_q * a.d * k_tiles * e},
+        "K": {"read": heads * a.n_k * a.d * q_tiles * e},
+        "V": {"read": heads * a.n_k * a.d_v * q_tiles * e},
+        "S": {"write": matrix, "read": matrix * passes},
+        "P": {"write": matrix, "read": matrix * ceil(a.d_v / min(s.block_k, a.d_v))},
+        "O": {"write": heads * a.n_q * a.d_v * e},
+        "L": {"write": heads * a.n_q * 4 if a.lse else 0},
+    }
+    assert_bytes(program, expected)
+    # The papers: S and P written and read once, Q and O once a query head, K and V once a key/value head.
+    rows = a.heads * a.n_q * (a.d + a.d_v) + a.kv_heads * a.n_k * (a.d + a.d_v)
+    assert ledger(program).paper_hbm_bytes == 4 * matrix + a.batch * rows * e
+
+
+def check_flash1(a: Attention, s: Schedule, program: Program) -> None:
+    # O is rounded to the data dtype in each pass, and what is kept of it shrinks from pass to pass.
+    check_forward(a, program, roundings=4 + ceil(a.n_k / s.block_k))
+    # K and V once.  A pass j visits the query tiles that see a key of tile j, the first one all of them: it reads
+    # their Q, writes their O, m and l, and reads what the pass before left of them, except in the first.
+    e, heads = dtype(a.dtype).bytes, a.batch * a.heads
+    visited = visits(a, s)
+    visited[:, 0] = True
+    rows = heads * np.array(pieces(a.n_q, s.block_q))
+    every, later = int((rows @ visited).sum()), int((rows @ visited[:, 1:]).sum())
+    lse = heads * a.n_q * 4 if a.lse else 0
+    expected = {
+        "Q": {"read": every * a.d * e},
+        "K": {"read": heads * a.n_k * a.d * e},
+        "V": {"read": heads * a.n_k * a.d_v * e},
+        "O": {"read": later * a.d_v * e, "write": every * a.d_v * e},
+        "m": {"read": 4 * later + lse, "write": 4 * every},
+        "l": {"read": 4 * later + lse, "write": 4 * every},
+        "L": {"write": lse},
+    }
+    assert_bytes(program, expected)
+    # The paper's convention: row statistics left out.
+    data = sum(n for name in "QKVO" for n in expected[name].values())
+    assert ledger(program).paper_hbm_bytes == data
+
+
+def check_split_kv(a: Attention, s: Schedule, program: Program) -> None:
+    if s.splits == 1:
+        return check_flash2(a, s, program)
+    check_forward(a, program, roundings=4)
+    # As flash2, but every split reads Q.  Each leaves O and L in fp32, which are read again once.
+    e, heads = dtype(a.dtype).bytes, a.batch * a.heads
+    keys = heads * int((visits(a, s) @ pieces(a.n_k, s.block_k)).sum()) * e
+    parts = s.splits * heads * a.n_q * 4
+    expected = {
+        "Q": {"read": s.splits * heads * a.n_q * a.d * e},
+        "K": {"read": keys * a.d},
+        "V": {"read": keys * a.d_v},
+        "O parts": {"write": parts * a.d_v, "read": parts * a.d_v},
+        "L parts": {"write": parts, "read": parts},
+        "O": {"write": heads * a.n_q * a.d_v * e},
+        "L": {"write": heads * a.n_q * 4 if a.lse else 0},
+    }
+    assert_bytes(program, expected)
+    assert ledger(program).extra_bytes == parts * (a.d_v + 1)
+    return None
+
+
+def check_backward(a: Attention, program: Program) -> None:
+    inputs = forward_inputs(a) | {"dO": normal(a, "dO", (a.batch, a.heads, a.n_q, a.d_v))}
+    exact = backward(a, inputs)
+    got = outputs(program, inputs | forward(a, inputs))
+    assert got.keys() == {"dQ", "dK", "dV"}
+    for name, gradient in got.items():
+        assert_close(a, gradient, exact[name], roundings=32, name=name)
+
+
+def check_flash_backward(a: Attention, s: Schedule, program: Program) -> None:
+    check_backward(a, program)
+    # First D = rowsum(dO * O), and zeros in the fp32 sum of dQ.  Then a query head reads its K and V once, and in each
+    # key tile the Q, dO, L and D of the query tiles that see it, and adds their dQ.  dK and dV are stored, or, where
+    # query heads share them, added to zeros.  At the end the fp32 sums are read and written in the data dtype.
+    e, heads = dtype(a.dtype).bytes, a.batch * a.heads
+    queries = heads * int((pieces(a.n_q, s.block_q) @ visits(a, s)).sum())
+    rows, keys = heads * a.n_q, a.batch * a.kv_heads * a.n_k
+    expected = {
+        "Q": {"read": queries * a.d * e},
+        "K": {"read": keys * a.group * a.d * e},
+        "V": {"read": keys * a.group * a.d_v * e},
+        "O": {"read": rows * a.d_v * e},
+        "dO": {"read": (rows + queries) * a.d_v * e},
+        "L": {"read": queries * 4},
+        "D": {"write": rows * 4, "read": queries * 4},
+        "dQ sum": {"write": rows * a.d * 4, "add": queries * a.d * 4, "read": rows * a.d * 4},
+        "dQ": {"write": rows * a.d * e},
+        "dK": {"write": keys * a.d * e},
+        "dV": {"write": keys * a.d_v * e},
+    }
+    for name, d in (("dK sum", a.d), ("dV sum", a.d_v)):
+        once = keys * d * 4 if a.group > 1 else 0
+        expected[name] = {"write": once, "add": once * a.group, "read": once}
+    assert_bytes(program, expected)
+    statistics = sum(n for name in "LD" for n in expected[name].values())
+    assert ledger(program).paper_hbm_bytes == sum(n for row in expected.values() for n in row.values()) - statistics
+
+
+def check_standard_backward(a: Attention, s: Schedule, program: Program) -> None:
+    check_backward(a, program)
+    # Five products and a row kernel.  In a product every output tile reads its rows of both operands in full.
+    e, heads = dtype(a.dtype).bytes, a.batch * a.heads
+    q_tiles, k_tiles = ceil(a.n_q / s.block_q), ceil(a.n_k / s.block_k)
+    d_tiles, v_tiles = ceil(a.d / min(s.block_k, a.d)), ceil(a.d_v / min(s.block_k, a.d_v))
+    matrix, q, o = heads * a.n_q * a.n_k * e, heads * a.n_q * a.d * e, heads * a.n_q * a.d_v * e
+    k, v = heads * a.n_k * a.d * e, heads * a.n_k * a.d_v * e  # as often as there are query heads
+    passes = 1 if s.softmax_cols >= a.n_k else 2
+    expected = {
+        "P": {"read": matrix * (v_tiles + passes)},  # dV, dS
+        "dO": {"read": o * k_tiles * 2},  # dV and dP
+        "V": {"read": v * q_tiles},  # dP
+        "dP": {"write": matrix, "read": matrix * passes},
+        "dS": {"write": matrix, "read": matrix * d_tiles * 2},  # dQ and dK
+        "K": {"read": k * q_tiles},  # dQ
+        "Q": {"read": q * k_tiles},  # dK
+        "dQ": {"write": q},
+        "dK": {"write": k // a.group},
+        "dV": {"write": v // a.group},
+    }
+    assert_bytes(program, expected)
+    # The papers: P, dP and dS seven times (dV reads P; dP is written; dS reads two and writes one; dQ and dK read dS),
+    # dO twice, the rest once; K, V and their gradients once a key/value head.
+    assert ledger(program).paper_hbm_bytes == 7 * matrix + 2 * o + 2 * q + 2 * (k + v) // a.group
+
+
+def check_softmax(a: Attention, s: Schedule, program: Program, kind: str) -> None:
+    S = normal(a, "S", (a.batch, a.heads, a.n_q, a.n_k))
+    exact, lse = softmax(a, S)
+    got = outputs(program, {"S": S})
+    assert_close(a, got["P"], exact, roundings=2, name="P")
+    if a.lse:
+        assert_close(a, got["L"], lse, roundings=0, name="L")
+    # Accesses an element: its reads and one write.
+    accesses = 1 + (1 if s.softmax_cols >= a.n_k else PASSES[kind])
+    matrix = S.size * dtype(a.dtype).bytes
+    statistics = S[..., 0].size * 4 if a.lse else 0
+    assert_bytes(program, {"S": {"read": (accesses - 1) * matrix}, "P": {"write": matrix}, "L": {"write": statistics}})
+    assert ledger(program).paper_hbm_bytes == accesses * matrix
+
+
+CHECKS: Mapping[str, Check] = {
+    "flash-backward": check_flash_backward,
+    "flash1": check_flash1,
+    "flash2": check_flash2,
+    "softmax-naive": partial(check_softmax, kind="naive"),
+    "softmax-online": partial(check_softmax, kind="online"),
+    "softmax-safe": partial(check_softmax, kind="safe"),
+    "split-kv": check_split_kv,
+    "standard": check_standard,
+    "standard-backward": check_standard_backward,
+}
