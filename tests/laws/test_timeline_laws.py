@@ -24,9 +24,10 @@ from iosim.problem import Attention
 from iosim.program import Program
 from iosim.schedule import Schedule
 
-# More of a rate with another service order, or one more buffer, may cost this much (Graham's anomalies): 12.0 % is
-# the worst of 3,000 random cases of `test_free_arbitration...` and 7.4 % of `test_another_buffer...`.
-ANOMALY = 1.15
+# More of a rate with another service order, or one more buffer, may cost a little (Graham's anomalies).  Measured on
+# random cases like these: 8 % of 745 runs at a higher rate got slower, the worst by 11.7 % (`chip`) and 6.5 % (`fair`);
+# 7 % of 290 with one more buffer, the worst by 14.2 %.
+ANOMALY = 1.2
 
 RATES = (  # of the whole chip, or of one processor
     "hbm.bandwidth_gb_per_s",
