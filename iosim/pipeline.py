@@ -113,7 +113,7 @@ def segments(kernel: Kernel, schedule: Schedule) -> tuple[Segment, ...]:
 
 
 def nests(parts: Sequence[Segment], depth: int = 0) -> Iterator[tuple[Loop | None, tuple[Segment, ...]]]:
-    """Parts that are in the same `depth` loops, in turn: None and one part, or a loop around loops and all its parts."""
+    """Parts that are in the same `depth` loops, in turn: None and one part, or a loop around loops and its parts."""
 
     def nest(part: Segment) -> tuple[int, bool]:
         return (id(part.around[depth]), True) if len(part.around) > depth else (part.number, False)

@@ -323,7 +323,10 @@ class _Fair:
         loops = [(part, visit) for _, visit in visits(shape) if (part := self.model.parts[visit.part]).loop]
         trips = [sum(trips for trips, _ in visit.stretches) for _, visit in loops]
         slots = resident * min(self.count, self.model.kernel.blocks)
-        if len(self.alike) > 1:
+        outer = any(part.around for part in self.model.parts)
+        if outer:
+            percent = 30
+        elif len(self.alike) > 1:
             percent = 20
         elif min(trips, default=0) < 16:
             percent = 25
@@ -333,7 +336,6 @@ class _Fair:
             percent = 30 if self.model.kernel.blocks % slots and self.model.kernel.blocks > slots else 10
         else:
             percent = 5
-        outer = [part for part in self.model.parts if part.around]
         drawn = "; long outer loops extrapolated" if outer and longest_run(shape) else ""
         return f"chip may differ by up to {percent} %{drawn}"
 
