@@ -1,16 +1,18 @@
 """What the order of a loop body follows from: its phases, their dependencies, and the default order.
 
-Nothing is declared twice: phases and dependencies come from the program, buffer slots from the schedule.
+Nothing is declared twice: phases and dependencies come from the program, buffer slots from the schedule.  Only a loop
+without inner loops has an order; the body of any other is straight code and loops in turn, like that of a kernel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal, TypeAlias, get_args
 
 from iosim.errors import InputError, nearest
-from iosim.program import Compute, Kernel, Load, Loop, Node, Store, reads, writes
+from iosim.program import Compute, Kernel, Load, Loop, Node, Store, reads, walk, writes
 from iosim.schedule import Order, Role, Schedule, Step, Verb
 
 Leaf: TypeAlias = Load | Store | Compute
@@ -29,11 +31,21 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A loop without inner loops, or the straight code between loops (`loop` is None)."""
+    """A loop without inner loops, or the straight code between loops (`loop` is None).
 
+    `number` is its place in the kernel, `around` are the loops that it is in, outermost first.
+    """
+
+    number: int
+    around: tuple[Loop, ...]
     loop: Loop | None
     phases: tuple[Phase, ...]
     order: Order
+
+    @property
+    def loops(self) -> tuple[Loop, ...]:
+        """All loops that its phases are in."""
+        return self.around if self.loop is None else (*self.around, self.loop)
 
     @property
     def copies(self) -> tuple[Phase, ...]:
@@ -83,41 +95,67 @@ def phases(body: Sequence[Leaf]) -> tuple[Phase, ...]:
 
 
 def segments(kernel: Kernel, schedule: Schedule) -> tuple[Segment, ...]:
-    """The kernel body as straight code and loops in turn, each with its order.
+    """The kernel as straight code and loops in turn, in program order, each with its order.
 
     As many warp groups work everywhere as in the loops that the schedule orders, else `schedule.groups`.
-    Raises InputError for a nested loop, and for an order that does not fit its loop, with the phase named.
+    Raises InputError for an order that does not fit its loop, with the phase named.
     """
     groups = _worker_groups(kernel, schedule)
     out: list[Segment] = []
-    straight: list[Leaf] = []
-
-    def close() -> None:
-        if straight:
-            cut = phases(straight)
-            out.append(Segment(None, cut, default_order(cut, {}, groups)))
-            straight.clear()
-
-    for node in kernel.body:
-        if not isinstance(node, Loop):
-            straight.append(node)
-            continue
-        close()
-        cut = phases(_leaves(kernel, node.body))
-        order = schedule.orders.get(node.index)
-        if order is None:
-            slots = schedule.slots(tuple(p.name for p in cut if p.copy))
-            order = default_order(cut, slots, groups)
-        else:
-            _check_order(f"kernel {kernel.name}, loop {node.index}", cut, order)
-        out.append(Segment(node, cut, order))
-    close()
+    for loops, loop, body in _pieces(kernel.body, ()):
+        cut = phases(body)
+        order = None if loop is None else schedule.orders.get(loop.index)
+        if loop is not None and order is not None:
+            _check_order(f"kernel {kernel.name}, loop {loop.index}", cut, order)
+        slots = {} if loop is None else schedule.slots(tuple(p.name for p in cut if p.copy))
+        out.append(Segment(len(out), loops, loop, cut, order or default_order(cut, slots, groups)))
     return tuple(out)
+
+
+def nests(parts: Sequence[Segment], depth: int = 0) -> Iterator[tuple[Loop | None, tuple[Segment, ...]]]:
+    """Parts that are in the same `depth` loops, in turn: None and one part, or a loop around loops and its parts."""
+
+    def nest(part: Segment) -> tuple[int, bool]:
+        return (id(part.around[depth]), True) if len(part.around) > depth else (part.number, False)
+
+    for (_, nested), group in groupby(parts, nest):
+        inside = tuple(group)
+        yield inside[0].around[depth] if nested else None, inside
+
+
+def _pieces(
+    body: Sequence[Node], around: tuple[Loop, ...]
+) -> Iterator[tuple[tuple[Loop, ...], Loop | None, tuple[Leaf, ...]]]:
+    """(loops around, own loop, nodes) of each loop without inner loops and of each run of straight code."""
+    for _, run in groupby(enumerate(body), lambda at: at[0] if isinstance(at[1], Loop) else -1):
+        nodes = [node for _, node in run]
+        leaves = tuple(node for node in nodes if not isinstance(node, Loop))
+        if leaves:
+            yield around, None, leaves
+        elif isinstance(loop := nodes[0], Loop):
+            inner = tuple(node for node in loop.body if not isinstance(node, Loop))
+            if len(inner) == len(loop.body):
+                yield around, loop, inner
+            else:
+                yield from _pieces(loop.body, (*around, loop))
+
+
+def _ordered(kernel: Kernel, schedule: Schedule) -> list[Loop]:
+    """The loops of a kernel that the schedule orders.  Raises InputError for one that has loops inside."""
+    out: dict[str, Loop] = {}
+    for _, loops in walk(kernel.body):
+        for loop in loops:
+            if loop.index in schedule.orders:
+                out[loop.index] = loop
+                if loop is not loops[-1]:
+                    where = f"kernel {kernel.name}, loop {loop.index}"
+                    raise InputError(f"{where}: only a loop without loops inside has an order")
+    return list(out.values())
 
 
 def _worker_groups(kernel: Kernel, schedule: Schedule) -> int:
     """Warp groups that share the rows of a block's tiles."""
-    loops = [node.index for node in kernel.body if isinstance(node, Loop) and node.index in schedule.orders]
+    loops = [loop.index for loop in _ordered(kernel, schedule)]
     for index in loops:
         if not schedule.orders[index].roles:
             raise InputError(f"kernel {kernel.name}, loop {index}: the order has no role")
@@ -126,15 +164,6 @@ def _worker_groups(kernel: Kernel, schedule: Schedule) -> int:
         given = ", ".join(f"{count} in loop {index}" for index, count in counts.items())
         raise InputError(f"kernel {kernel.name}: the orders give its rows to different numbers of groups: {given}")
     return next(iter(counts.values()), schedule.groups)
-
-
-def _leaves(kernel: Kernel, body: Sequence[Node]) -> tuple[Leaf, ...]:
-    leaves = []
-    for node in body:
-        if isinstance(node, Loop):
-            raise InputError(f"kernel {kernel.name}: the timeline does not cover loop {node.index} inside a loop")
-        leaves.append(node)
-    return tuple(leaves)
 
 
 def default_order(cut: Sequence[Phase], slots: dict[str, int], groups: int) -> Order:
@@ -174,18 +203,18 @@ def edges(cut: Sequence[Phase], slots: Mapping[str, int]) -> tuple[Edge, ...]:
     """Dependencies between the phases of a loop body.
 
     A tile that a phase reads comes from the phase that last wrote it before in the body (distance 0) or, carried,
-    in the iteration before (distance 1).  A phase that writes a tile comes after those that used its last value in
-    the same iteration; a tile with S slots may be overwritten once its users of S iterations ago have ended.
+    in the iteration before (distance 1); where a guard may leave that one out, from those before it as well.  A phase
+    that writes a tile comes after those that used its last value in the same iteration; a tile with S slots may be
+    overwritten once its users of S iterations ago have ended.
     """
     out: list[Edge] = []
     for n, phase in enumerate(cut):
         for tile in sorted(phase.reads):
-            before = [p.name for p in cut[:n] if tile in p.writes]
-            later = [p.name for p in cut[n + 1 :] if tile in p.writes]
-            if before:
-                out.append(Edge(before[-1], phase.name, 0, "raw"))
-            elif later:
-                out.append(Edge(later[-1], phase.name, 1, "raw"))
+            before, sure = _last_writers(cut[:n], tile)
+            later, _ = _last_writers(cut[n + 1 :], tile)
+            out += [Edge(name, phase.name, 0, "raw") for name in before]
+            if not sure:
+                out += [Edge(name, phase.name, 1, "raw") for name in later]
         for tile in sorted(phase.writes):
             out += [Edge(p.name, phase.name, 0, "war") for p in cut[:n] if tile in p.reads | p.writes]
             if not any(tile in p.writes for p in cut[:n]):
@@ -193,3 +222,14 @@ def edges(cut: Sequence[Phase], slots: Mapping[str, int]) -> tuple[Edge, ...]:
                 out += [Edge(p.name, phase.name, distance, "war") for p in cut[n + 1 :] if tile in p.reads | p.writes]
     known = {(e.before, e.after, e.distance) for e in out if e.kind == "raw"}
     return tuple(dict.fromkeys(e for e in out if e.kind == "raw" or (e.before, e.after, e.distance) not in known))
+
+
+def _last_writers(cut: Sequence[Phase], tile: str) -> tuple[list[str], bool]:
+    """The phases that may have written a tile last, the latest first, and whether one of them does in any case."""
+    out = []
+    for phase in reversed(cut):
+        if tile in phase.writes:
+            out.append(phase.name)
+            if any(tile in writes(node) and node.when is None for node in phase.nodes):
+                return out, True
+    return out, False

@@ -9,10 +9,9 @@ from typing import Any, TypeAlias
 import simpy
 
 from iosim.interpreters.engine import Arbiter, Cause, Log, Progress, Unit, later
-from iosim.interpreters.model import Action, Iteration, Lengths, Model, Shape, Task, Transfer
+from iosim.interpreters.model import Action, Iteration, Lengths, Model, Shape, Task, Transfer, Visit, Work
 
 Process: TypeAlias = Generator[simpy.Event, Any, None]
-Iterations: TypeAlias = Sequence[Sequence[Iteration]]  # what each iteration of each segment does
 
 
 @dataclass(slots=True)
@@ -45,9 +44,37 @@ class Floor:
         self.moved[key] = self.moved.get(key, 0) + transfer.bytes
 
 
-def unroll(shape: Shape) -> Iterations:
-    """The iterations of a shape one by one."""
-    return [[work for trips, work in stretches for _ in range(trips)] for stretches in shape]
+@dataclass(slots=True)
+class Stay:
+    """A visit of segment number `part`, iteration by iteration.
+
+    `before` has, for each segment, how many iterations the block ran before.
+    """
+
+    part: int
+    work: Sequence[Iteration]
+    before: Sequence[int]
+
+
+Stays: TypeAlias = Sequence[Stay]  # what a block does
+
+
+def unroll(shape: Shape, parts: int) -> Stays:
+    """The iterations of a shape of so many parts one by one."""
+    out: list[Stay] = []
+    before = [0] * parts
+
+    def add(items: Shape) -> None:
+        for item in items:
+            if isinstance(item, Visit):
+                out.append(Stay(item.part, [work for n, work in item.stretches for _ in range(n)], tuple(before)))
+                before[item.part] += len(out[-1].work)
+            else:
+                for _ in range(item.times):
+                    add(item.body)
+
+    add(shape)
+    return out
 
 
 class Block:
@@ -56,8 +83,8 @@ class Block:
     Its workers run every segment; the other roles of an order (a producer, say) run their loop only.
     """
 
-    def __init__(self, floor: Floor, processor: Processor, iterations: Iterations, number: int) -> None:
-        self.floor, self.processor, self.iterations, self.number = floor, processor, iterations, number
+    def __init__(self, floor: Floor, processor: Processor, stays: Stays, number: int) -> None:
+        self.floor, self.processor, self.stays, self.number = floor, processor, stays, number
         self.env, self.model = floor.env, floor.model
         workers = range(self.model.workers)
         self.arrived = [[Progress() for _ in tasks] for tasks in self.model.tasks]
@@ -114,47 +141,52 @@ class Group:
     role: str
     rank: int
     log: Log
-    at: tuple[int, Action, int] | None = None  # segment, step and iteration that it is at
+    at: tuple[Stay, Action, int] | None = None  # visit, step and iteration that it is at
 
     def run(self) -> Process:
-        for n, roles in enumerate(self.block.model.actions):
-            steps = roles.get(self.role, ())
-            trips = len(self.block.iterations[n])
+        for stay in self.block.stays:
+            steps = self.block.model.actions[stay.part].get(self.role, ())
+            trips = len(stay.work)
             aheads = [step.ahead for step in steps] or [0]
             for t in range(-max(aheads), trips - min(aheads)):
                 for step in steps:
                     u = t + step.ahead
                     if 0 <= u < trips:
-                        self.at = n, step, u
-                        yield from self.step(n, step, u)
+                        self.at = stay, step, u
+                        yield from self.step(stay, step, u)
+            end = stay.before[stay.part] + trips
             for step in steps:  # nothing is in flight when the group leaves a segment
                 if step.verb == "issue" and step.task is not None and not step.task.phase.copy:
-                    self.at = n, step, trips - 1
-                    yield from self.reach(self.block.done[n][step.task.number][self.rank], trips, step.task.cause)
+                    self.at = stay, step, trips - 1
+                    yield from self.reach(self.block.done[stay.part][step.task.number][self.rank], end, step.task.cause)
         self.at = None
 
     # ------------------------------------------------------------------ steps
 
-    def step(self, n: int, step: Action, u: int) -> Process:
-        block, task = self.block, step.task
+    def step(self, stay: Stay, step: Action, u: int) -> Process:
+        """One step in iteration u of a visit."""
+        block, task, n = self.block, step.task, stay.part
+        nth = stay.before[n] + u  # of the iterations of all visits
         if task is None:
-            yield from self.pass_turn(n, step, u)
+            yield from self.pass_turn(n, step, nth)
         elif step.verb == "wait":
             table = block.arrived[n][task.number] if task.phase.copy else block.done[n][task.number][self.rank]
-            yield from self.reach(table, u + 1, task.cause)
+            yield from self.reach(table, nth + 1, task.cause)
         elif task.phase.copy:
             if self.rank == 0:
-                yield from self.copy(n, step, task, u)
+                yield from self.copy(stay, step, task, u)
             elif step.verb == "run":
-                yield from self.reach(block.arrived[n][task.number], u + 1, "data")
+                yield from self.reach(block.arrived[n][task.number], nth + 1, "data")
         else:
-            yield from self.ready(n, task, u)
+            work = stay.work[u][task.number]
+            if work.lengths or work.moves:  # else its guards leave all of it out
+                yield from self.ready(stay, task, nth)
             if step.verb == "run":
-                yield from self.execute(n, task, u, self.log)
+                yield from self.execute(n, task, nth, work, self.log)
             else:
-                block.env.process(self.execute(n, task, u, None))
+                block.env.process(self.execute(n, task, nth, work, None))
 
-    def pass_turn(self, n: int, step: Action, u: int) -> Process:
+    def pass_turn(self, n: int, step: Action, nth: int) -> Process:
         block = self.block
         if step.verb == "give":
             order = block.model.parts[n].order.roles
@@ -162,52 +194,55 @@ class Group:
             following = block.turn(n, self.role, (self.rank + 1) % count)
             following.end(following.count)
         else:  # group 0 holds the first turn without being given it
-            yield from self.reach(block.turn(n, self.role, self.rank), u + (self.rank > 0), "barrier")
+            yield from self.reach(block.turn(n, self.role, self.rank), nth + (self.rank > 0), "barrier")
 
-    def copy(self, n: int, step: Action, task: Task, u: int) -> Process:
-        """Issue a copy once all groups have read what was in its buffer."""
-        block = self.block
+    def copy(self, stay: Stay, step: Action, task: Task, u: int) -> Process:
+        """Issue a copy once all groups have read what was in its buffer, and stored what it loads."""
+        block, n = self.block, stay.part
+        nth = stay.before[n] + u
         for need in task.needs:
             for freed in block.done[n][need.before]:
-                yield from self.reach(freed, u - need.distance + 1, need.cause)
+                yield from self.reach(freed, nth - need.distance + 1, need.cause)
+        for part, number in task.freed:
+            for freed in block.done[part][number]:
+                yield from self.reach(freed, stay.before[part], "buffer")
         self.log.mark(int(block.env.now))
         arrived = block.arrived[n][task.number]
-        moves = block.iterations[n][u][task.number].moves
+        moves = stay.work[u][task.number].moves
         for transfer in moves:
             block.floor.add(transfer)
             latency = block.model.latency(transfer)
-            block.move(transfer, self.name(n, task, u), self.log, latency, lambda: arrived.end(u))
+            block.move(transfer, self.name(n, task, nth), self.log, latency, lambda: arrived.end(nth))
         if not moves:  # guarded out, or outside of its tensor
-            arrived.end(u)
+            arrived.end(nth)
         if step.verb == "run" or not block.model.hardware.copy.asynchronous:
-            yield from self.reach(arrived, u + 1, "data")
+            yield from self.reach(arrived, nth + 1, "data")
 
-    def ready(self, n: int, task: Task, u: int) -> Process:
+    def ready(self, stay: Stay, task: Task, nth: int) -> Process:
         """Wait until what the phase reads is there, and until what it overwrites has been read."""
-        block = self.block
+        block, n = self.block, stay.part
         for need in task.needs:
-            target = u - need.distance + 1
+            target = nth - need.distance + 1
             table = block.arrived[n][need.before] if need.copied else block.done[n][need.before][self.rank]
             if table.count < target:
                 yield from self.reach(table, target, need.cause)
-        if u == 0:
-            for segment, number in task.loaded:
-                yield from self.reach(block.arrived[segment][number], 1, "data")
+        for part, number in task.loaded:
+            if block.arrived[part][number].count < stay.before[part]:
+                yield from self.reach(block.arrived[part][number], stay.before[part], "data")
 
-    def execute(self, n: int, task: Task, u: int, log: Log | None) -> Process:
+    def execute(self, n: int, task: Task, nth: int, work: Work, log: Log | None) -> Process:
         """Book the phase's units piece by piece, then send its stores on their way.
 
         `log` is the group's while it waits for the phase, None while the group goes on.
         """
         block = self.block
         env, units = block.env, block.processor.units
-        work = block.iterations[n][u][task.number]
         if log is not None:
             log.mark(int(env.now))
             log.state = task.cause
         for piece in range(block.model.pieces if work.lengths else 0):
             if block.floor.named:
-                yield from self.piece(self.name(n, task, u, piece), work.lengths)
+                yield from self.piece(self.name(n, task, nth, piece), work.lengths)
                 continue
             now = int(env.now)
             end = max([units[name].book(now, length, self.log) for name, length in work.lengths])
@@ -215,8 +250,8 @@ class Group:
         if log is not None:
             log.mark(int(env.now))
         for k, transfer in enumerate(work.moves):
-            self.send(transfer, self.name(n, task, u, k))
-        block.done[n][task.number][self.rank].end(u)
+            self.send(transfer, self.name(n, task, nth, k))
+        block.done[n][task.number][self.rank].end(nth)
 
     def piece(self, who: str, lengths: Lengths) -> Process:
         """Book units when the script, if there is one, says that it is `who`'s turn."""
@@ -253,18 +288,18 @@ class Group:
             yield progress.reach(self.block.env, target)
             self.log.mark(int(self.block.env.now))
 
-    def name(self, n: int, task: Task, u: int, piece: int = 0) -> str:
+    def name(self, n: int, task: Task, nth: int, piece: int = 0) -> str:
         """What a script calls a request."""
         if not self.block.floor.named:
             return ""
-        return f"{self.block.number}/{self.role}{self.rank}/{n}/{task.phase.name}/{u}/{piece}"
+        return f"{self.block.number}/{self.role}{self.rank}/{n}/{task.phase.name}/{nth}/{piece}"
 
     def where(self) -> str:
         """What the group waits for, for a message."""
         if self.at is None:
             return ""
-        n, step, u = self.at
-        loop = self.block.model.parts[n].loop
+        stay, step, u = self.at
+        loop = self.block.model.parts[stay.part].loop
         what = step.verb if step.task is None else f"{step.verb} {step.task.phase.name}"
         of = "" if loop is None else f" of iteration {u} of loop {loop.index}"
         return f'group {self.rank} of role {self.role or "workers"} waits at "{what}"{of}'

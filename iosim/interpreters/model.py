@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -17,7 +18,7 @@ from iosim.index import Ex, Expr, Index, affine, at, indices
 from iosim.interpreters.engine import Cause, duration
 from iosim.memory.cache import DramFlow
 from iosim.memory.onchip import Footprint, footprint, on_matrix_unit, placement
-from iosim.pipeline import Leaf, Phase, Segment, edges, segments
+from iosim.pipeline import Leaf, Phase, Segment, edges, nests, segments
 from iosim.program import Compute, Kernel, Load, Loop, Span, Store, extent, tile_of
 from iosim.schedule import Schedule, Verb
 from iosim.sums import bounds
@@ -59,7 +60,34 @@ class Work:
 
 Iteration: TypeAlias = tuple[Work, ...]  # by number of the phase
 Stretch: TypeAlias = tuple[int, Iteration]  # so many alike iterations
-Shape: TypeAlias = tuple[tuple[Stretch, ...], ...]  # by segment
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One run through a segment, by its number: all iterations of a loop, or straight code once."""
+
+    part: int
+    stretches: tuple[Stretch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """Consecutive alike iterations of a loop that has loops inside."""
+
+    times: int
+    body: Shape
+
+
+Shape: TypeAlias = tuple["Visit | Repeat", ...]  # what a block does, in order
+
+
+def visits(shape: Shape, times: int = 1) -> Iterator[tuple[int, Visit]]:
+    """The visits of a shape with how often each is made."""
+    for item in shape:
+        if isinstance(item, Visit):
+            yield times, item
+        else:
+            yield from visits(item.body, times * item.times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +100,10 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a phase waits for: phase number `before` of `distance` iterations ago; waiting counts as `cause`."""
+    """What a phase waits for: phase number `before` of `distance` iterations ago; waiting counts as `cause`.
+
+    Iterations of a loop are counted through all visits of a block.
+    """
 
     before: int
     distance: int
@@ -84,7 +115,9 @@ class Need:
 class Task:
     """A phase of a segment and what it waits for.
 
-    `needs` in every iteration; `loaded` are (segment, phase number) of copies in other segments, for the first.
+    `needs` are of its own segment.  The others are (segment, phase number), whose last visit counts: `loaded` are
+    copies into what the phase reads.  `freed` are what a copy comes after, in all groups: the users of the tile that it
+    overwrites, and the stores of the tensor that it loads, which is there once they have been sent.
     `cause` is what others wait for while it runs.
     """
 
@@ -93,6 +126,7 @@ class Task:
     cause: Cause
     needs: tuple[Need, ...]
     loaded: tuple[tuple[int, int], ...]
+    freed: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,21 +198,20 @@ class Model:
     @cached_property
     def tasks(self) -> tuple[tuple[Task, ...], ...]:
         """The phases of each segment with what they wait for."""
-        origin = {
-            tile: (n, number)
-            for n, part in enumerate(self.parts)
-            if part.loop is None
-            for number, phase in enumerate(part.phases)
-            if phase.copy
-            for tile in phase.writes
-        }
+        everywhere = [(part, number, phase) for part in self.parts for number, phase in enumerate(part.phases)]
         return tuple(
             tuple(
-                Task(number, phase, _cause(phase), needs, tuple(sorted(loaded)))
+                Task(
+                    number,
+                    phase,
+                    _cause(phase),
+                    needs,
+                    tuple((p.number, n) for p, n, by in everywhere if p is not part and _loads_for(by, phase)),
+                    tuple((p.number, n) for p, n, by in everywhere if _frees(by, phase, own=p is part)),
+                )
                 for number, (phase, needs) in enumerate(zip(part.phases, _needs(part), strict=True))
-                for loaded in [{origin[t] for t in phase.reads & origin.keys() if origin[t][0] != n}]
             )
-            for n, part in enumerate(self.parts)
+            for part in self.parts
         )
 
     @cached_property
@@ -302,7 +335,17 @@ class Model:
 
     def shape(self, env: Mapping[str, int]) -> Shape:
         """What the block with grid indices `env` does, segment by segment."""
-        return tuple(tuple(self._stretches(part, env)) for part in self.parts)
+        return tuple(self._items(self.parts, 0, env))
+
+    def _items(self, parts: Sequence[Segment], depth: int, env: Mapping[str, int]) -> Iterator[Visit | Repeat]:
+        for loop, inside in nests(parts, depth):
+            if loop is None:
+                yield Visit(inside[0].number, tuple(self._stretches(inside[0], env)))
+                continue
+            trips = range(at(loop.lo, env), at(loop.hi, env))
+            bodies = (tuple(self._items(inside, depth + 1, {**env, loop.index: u})) for u in trips)
+            for body, alike in groupby(bodies):
+                yield Repeat(len(list(alike)), body)
 
     def _stretches(self, part: Segment, env: Mapping[str, int]) -> Iterator[Stretch]:
         if part.loop is None:
@@ -337,7 +380,8 @@ class Model:
         """Busy time of each unit and bytes moved by one block: what a simulation must add up to."""
         busy: dict[str, int] = {}
         moved: dict[tuple[str, str], int] = {}
-        for trips, work in ((trips, work) for stretches in shape for trips, done in stretches for work in done):
+        alike = ((times * n, done) for times, visit in visits(shape) for n, done in visit.stretches)
+        for trips, work in ((trips, work) for trips, done in alike for work in done):
             for unit, length in work.lengths:
                 busy[unit] = busy.get(unit, 0) + length * self.pieces * self.workers * trips
             for move in work.moves:
@@ -359,9 +403,9 @@ class Model:
         ties: list[Any] = []
         for part in self.parts:
             reach = dict(limits)
-            if part.loop is not None:
-                ties += [part.loop.lo, part.loop.hi]
-                reach[part.loop.index] = bounds(part.loop.lo, limits)[0], bounds(part.loop.hi, limits)[1] - 1
+            for loop in part.loops:
+                ties += [e for end in (loop.lo, loop.hi) for e in _tie(end, limits)]
+                reach[loop.index] = bounds(loop.lo, reach)[0], bounds(loop.hi, reach)[1] - 1
             for node in _nodes(part):
                 if node.when is not None:
                     for e in (node.when.lo, node.when.hi, Index(node.when.index)):
@@ -430,6 +474,20 @@ def _cause(phase: Phase) -> Cause:
         return "data"
     matrix = any(isinstance(node, Compute) and node.op == "matmul" for node in phase.nodes)
     return "matrix" if matrix else "vector"
+
+
+def _loads_for(by: Phase, phase: Phase) -> bool:
+    """Whether `by` is a copy into a tile that `phase` reads."""
+    return by.copy and bool(by.writes & phase.reads)
+
+
+def _frees(by: Phase, phase: Phase, *, own: bool) -> bool:
+    """Whether the copy `phase` comes after `by`, see Task; for users of its tile in its `own` segment, edges say so."""
+    if not phase.copy or by.copy:
+        return False
+    tensors = {node.view.tensor.name for node in phase.nodes if isinstance(node, Load)}
+    stores = any(isinstance(node, Store) and node.view.tensor.name in tensors for node in by.nodes)
+    return stores or (not own and bool(phase.writes & (by.reads | by.writes)))
 
 
 def _needs(part: Segment) -> Iterator[tuple[Need, ...]]:

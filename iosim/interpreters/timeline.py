@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import count
+from itertools import count, groupby
 from math import ceil
 from typing import Literal, TypeAlias, get_args
 
@@ -20,9 +20,9 @@ import simpy
 
 from iosim.errors import InputError, nearest
 from iosim.hardware import Hardware
-from iosim.interpreters.blocks import Block, Floor, Iterations, Process, Processor, unroll
+from iosim.interpreters.blocks import Block, Floor, Process, Processor, Stays, unroll
 from iosim.interpreters.engine import CAUSES, Arbiter, Bucket, FairShare, Log, Script, Turns, Unit
-from iosim.interpreters.model import Lengths, Model, Shape
+from iosim.interpreters.model import Iteration, Model, Repeat, Shape, Visit, visits
 from iosim.memory.cache import DeviceTraffic
 from iosim.memory.onchip import CapacityError, Footprint
 from iosim.program import Program
@@ -34,7 +34,8 @@ FIDELITIES: tuple[Fidelity, ...] = get_args(Fidelity)
 SHARED = ("dram", "l2")
 OWN = ("copy", "sram", "matrix", "exp", "vector")
 OUT_OF_STEP = (2, 5)  # of a request of all processors, see `_Fair.simulate`
-LONG = 32  # alike iterations that `fair` simulates one by one; more are extrapolated from 16 and 32
+LONG = 32  # alike iterations of a loop that `fair` simulates one by one; more are extrapolated from 16 and 32
+LONG_OUTER = 8  # the same for a loop that has loops inside; more are extrapolated from 4 and 8
 LIST_LIMIT = 200_000  # blocks that are placed one by one; for more, Graham's bound is tight enough
 
 
@@ -211,8 +212,8 @@ class _Chip:
             Processor(n, {name: Unit(name, self.turns(f"{name}{n}")) for name in OWN}) for n in range(self.count)
         ]
         queue: Iterator[int] = iter(range(model.kernel.blocks))
-        iterations = [unroll(kind.shape) for kind in model.classes]
-        kinds = [iterations[c] for c in model.class_of_blocks().tolist()]
+        stays = [unroll(kind.shape, len(model.parts)) for kind in model.classes]
+        kinds = [stays[c] for c in model.class_of_blocks().tolist()]
         logs = []
         for slot in range(model.footprint.resident):
             for processor in processors:
@@ -258,7 +259,7 @@ class _Chip:
 
 
 Kinds: TypeAlias = tuple[tuple[int, int], ...]  # (processors, resident blocks of each)
-Profile: TypeAlias = tuple[tuple[tuple[int, tuple[Lengths, ...]], ...], ...]
+Profile: TypeAlias = tuple[object, ...]  # of a shape, see `profile`
 Span: TypeAlias = Callable[[int, int], float]  # ps by busy processors, blocks on one
 _Placed: TypeAlias = "tuple[list[tuple[_Sample, int]], int, int]"  # samples with their blocks, makespan, occupied time
 
@@ -322,9 +323,11 @@ class _Fair:
     def spread_pct(self, resident: int) -> int:
         """How far `chip` may be from `fair`, in percent: measured on random machines (tests/unit/test_fidelity.py)."""
         shape = next(iter(self.alike.values()))
-        loops = [(part, stretches) for part, stretches in zip(self.model.parts, shape, strict=True) if part.loop]
-        trips = [sum(trips for trips, _ in stretches) for _, stretches in loops]
+        loops = [(part, visit) for _, visit in visits(shape) if (part := self.model.parts[visit.part]).loop]
+        trips = [sum(trips for trips, _ in visit.stretches) for _, visit in loops]
         slots = resident * min(self.count, self.model.kernel.blocks)
+        if any(part.around for part in self.model.parts):  # long outer loops are extrapolated too
+            return 30
         if len(self.alike) > 1:
             return 20
         if min(trips, default=0) < 16:
@@ -393,16 +396,19 @@ class _Fair:
     def sample(self, shape: Shape, kinds: Kinds, rounds: int, *, fresh: bool = True) -> _Sample:
         """How `rounds` rounds of blocks run on one processor of each kind; `fresh`: nothing ran before them.
 
-        A loop goes on as it does between its iterations 16 and 32: its time is a straight line.
+        A loop goes on as it does between its iterations 16 and 32, one with loops inside as between 4 and 8: its time
+        is a straight line.
         """
         key = (shape, kinds, rounds, fresh)
         if key not in self.known:
-            trips, shortened = shorten(shape)
-            if trips <= LONG:
+            if (longest := longest_run(shape)) is None:
                 found = self.simulate(shape, kinds, rounds, fresh)
             else:
-                short, long = (self.sample(shortened(n), kinds, rounds, fresh=fresh) for n in (LONG // 2, LONG))
-                found = extrapolate(short, long, trips - LONG, LONG // 2)
+                what, trips = longest
+                shapes = shape, shorten(shape, what, trips), shorten(shape, what, trips // 2)
+                counts = [sum(n * times for n, _, one, times in runs(s) if one == what) for s in shapes]
+                long, short = (self.sample(s, kinds, rounds, fresh=fresh) for s in shapes[1:])
+                found = extrapolate(short, long, counts[0] - counts[1], counts[1] - counts[2])
             least = self.least(shape, kinds)
             self.known[key] = replace(found, first=max(found.first, least), steady=max(found.steady, least))
         return self.known[key]
@@ -430,13 +436,13 @@ class _Fair:
             depth = later = blocks * max(self.model.totals(shape).busy.get(name, 0) for name in SHARED)
             fresh = False
         buckets = {name: Bucket(depth, 0 if fresh else -depth) for name in SHARED}
-        iterations, numbers = unroll(shape), count()
+        stays, numbers = unroll(shape, len(self.model.parts)), count()
 
-        def take() -> Iterator[tuple[int, Iterations]]:
+        def take() -> Iterator[tuple[int, Stays]]:
             for n in range(rounds):
                 for bucket in buckets.values():
                     bucket.depth = max(bucket.depth, later if n else depth)
-                yield next(numbers), iterations
+                yield next(numbers), stays
 
         alone = len(kinds) == 1 and kinds[0][1] == 1
         processors: list[Processor] = []
@@ -473,15 +479,15 @@ class _Fair:
 
 def profile(shape: Shape) -> Profile:
     """What a shape does on the units of a processor: runs of alike iterations, whatever they move."""
-    out = []
-    for stretches in shape:
-        runs: list[tuple[int, tuple[Lengths, ...]]] = []
-        for trips, iteration in stretches:
-            lengths = tuple(work.lengths for work in iteration)
-            if runs and runs[-1][1] == lengths:
-                trips += runs.pop()[0]
-            runs.append((trips, lengths))
-        out.append(tuple(runs))
+    out: list[object] = []
+    for item in shape:
+        todo: Iterable[tuple[int, Profile]]
+        if isinstance(item, Visit):
+            todo = ((trips, tuple(work.lengths for work in iteration)) for trips, iteration in item.stretches)
+        else:
+            todo = ((item.times, profile(item.body)),)
+        merged = groupby(todo, lambda run: run[1])
+        out.append(tuple((sum(trips for trips, _ in group), what) for what, group in merged))
     return tuple(out)
 
 
@@ -521,20 +527,42 @@ def summary(
     )
 
 
-def shorten(shape: Shape) -> tuple[int, Callable[[int], Shape]]:
-    """The longest run of alike iterations, and the shape with another number of them."""
-    if not any(shape):
-        return 0, lambda _: shape
-    n, k = max(
-        ((n, k) for n, stretches in enumerate(shape) for k in range(len(stretches))),
-        key=lambda at: shape[at[0]][at[1]][0],
-    )
-    trips, work = shape[n][k]
+def runs(shape: Shape, times: int = 1) -> Iterator[tuple[int, int, Iteration | Shape, int]]:
+    """All runs of alike iterations: trips, how many `fair` simulates, what each does, how often the run comes."""
+    for item in shape:
+        if isinstance(item, Visit):
+            yield from ((trips, LONG, work, times) for trips, work in item.stretches)
+        else:
+            yield item.times, LONG_OUTER, item.body, times
+            yield from runs(item.body, times * item.times)
 
-    def cut(number: int) -> Shape:
-        return (*shape[:n], (*shape[n][:k], (number, work), *shape[n][k + 1 :]), *shape[n + 1 :])
 
-    return trips, cut
+def longest_run(shape: Shape) -> tuple[Iteration | Shape, int] | None:
+    """What the iterations of the longest run do, and how many are enough; None where all runs are short enough.
+
+    Loops without loops inside come first: that makes iterations around them alike that differ in their trips only.
+    """
+    long = [(enough, trips, what) for trips, enough, what, _ in runs(shape) if trips > enough]
+    if not long:
+        return None
+    enough, _, what = max(long, key=lambda run: run[:2])
+    return what, enough
+
+
+def shorten(shape: Shape, what: Iteration | Shape, most: int) -> Shape:
+    """The shape with no run of more than `most` iterations that do `what`."""
+    out: list[Visit | Repeat] = []
+    for item in shape:
+        if isinstance(item, Visit):
+            stretches = tuple((min(n, most) if work == what else n, work) for n, work in item.stretches)
+            out.append(Visit(item.part, stretches))
+            continue
+        times, body = min(item.times, most) if item.body == what else item.times, shorten(item.body, what, most)
+        if out and isinstance(before := out[-1], Repeat) and before.body == body:
+            out.pop()
+            times += before.times
+        out.append(Repeat(times, body))
+    return tuple(out)
 
 
 def extrapolate(short: _Sample, long: _Sample, more: int, step: int) -> _Sample:
@@ -571,19 +599,17 @@ def request(model: Model, shape: Shape) -> int:
 
     Requests that processors make at one time are served one after another, so that they fall out of step by as much.
     """
-    loops = tuple(
-        stretches for part, stretches in zip(model.parts, shape, strict=True) if part.loop is not None and stretches
-    )
+    loops = tuple(visit for _, visit in visits(shape) if model.parts[visit.part].loop is not None and visit.stretches)
     return largest_request(loops or shape)
 
 
 def largest_request(shape: Shape) -> int:
     """The most that one iteration, or the code outside loops, asks of a shared unit, in ps."""
+    iterations = dict.fromkeys(iteration for _, visit in visits(shape) for _, iteration in visit.stretches)
     asked = [
         sum(length for work in iteration for move in work.moves for name, length in move.lengths if name == unit)
         for unit in SHARED
-        for stretches in shape
-        for _, iteration in stretches
+        for iteration in iterations
     ]
     return max(asked, default=0)
 
@@ -591,18 +617,18 @@ def largest_request(shape: Shape) -> int:
 def _slot(
     floor: Floor,
     processor: Processor,
-    take: Iterable[tuple[int, Iterations]],
+    take: Iterable[tuple[int, Stays]],
     logs: Mapping[tuple[str, int], Log],
 ) -> Process:
     """A place for one block on a processor: runs the blocks it takes one after another."""
     for log in logs.values():
         log.state = "tail"
     yield floor.env.timeout(0)  # all slots exist before the first takes a block
-    for number, iterations in take:
+    for number, stays in take:
         for log in logs.values():
             log.mark(int(floor.env.now))
             log.state = "data"
-        yield from Block(floor, processor, iterations, number).run(logs)
+        yield from Block(floor, processor, stays, number).run(logs)
 
 
 def place_blocks(order: Sequence[int], spans: Sequence[Span], processors: int, resident: int) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from iosim.errors import InputError
 from iosim.hardware import Hardware
-from iosim.pipeline import Leaf, Segment, segments
+from iosim.pipeline import Leaf, Segment, nests, segments
 from iosim.program import Compute, Kernel, Load, Program, reads, tile_of, tiles, walk, writes
 from iosim.schedule import Place, Schedule
 
@@ -165,66 +165,74 @@ def _resident(hardware: Hardware, sram: int, tmem: int, registers: int, threads:
 
 
 def _sram_items(parts: Sequence[Segment], places: Places) -> dict[str, int]:
-    """SRAM bytes by tile: what outlives a loop, and the largest loop's own tiles with their buffers."""
-    common: dict[str, int] = {}
-    loops: list[dict[str, int]] = [{}]
-    for part in parts:
-        own: dict[str, int] = {}
-        for phase in part.phases:
-            for node in phase.nodes:
-                for tile in tiles(node):
-                    if places[tile.name] != "sram" or tile.name in common:
-                        continue
-                    slots = part.order.slots.get(tile.name, 1)
-                    label = tile.name if slots == 1 else f"{tile.name} x{slots}"
-                    own[label] = slots * tile.bytes
-        if part.loop is None:
-            common |= own
-        else:
+    """SRAM bytes by tile, its buffers with it."""
+    return {
+        name if slots == 1 else f"{name} x{slots}": slots * bytes_
+        for name, (slots, bytes_) in _in_sram(parts, places, 0).items()
+    }
+
+
+def _in_sram(parts: Sequence[Segment], places: Places, depth: int) -> dict[str, tuple[int, int]]:
+    """Buffers and their bytes by tile: what outlives a loop, and the largest loop's own tiles; loops nest."""
+    common: dict[str, tuple[int, int]] = {}
+    loops: list[dict[str, tuple[int, int]]] = [{}]
+    for nest, inside in nests(parts, depth):
+        if nest is not None:
+            loops.append(_in_sram(inside, places, depth + 1))
+            continue
+        (part,) = inside
+        touched = [tile for phase in part.phases for node in phase.nodes for tile in tiles(node)]
+        own = {t.name: (part.order.slots.get(t.name, 1), t.bytes) for t in touched if places[t.name] == "sram"}
+        if part.loop is not None:
             loops.append(own)
-    return common | max(loops, key=lambda items: sum(items.values()))
+        else:
+            common |= own
+    own_of_loops = [{name: item for name, item in items.items() if name not in common} for items in loops]
+    return common | max(own_of_loops, key=lambda items: sum(slots * bytes_ for slots, bytes_ in items.values()))
 
 
-def _lines(parts: Sequence[Segment]) -> Iterator[tuple[int, Leaf]]:
-    for n, part in enumerate(parts):
+def _lines(parts: Sequence[Segment]) -> Iterator[tuple[Segment, Leaf]]:
+    for part in parts:
         for phase in part.phases:
             for node in phase.nodes:
-                yield n, node
+                yield part, node
 
 
 def _peak_bytes(parts: Sequence[Segment], places: Places, place: Place) -> int:
     """Most bytes of tiles in `place` that are alive at one time.
 
-    A tile lives from its first write to its last use, through the whole of a loop that carries it or gives it several
-    buffers.  An elementwise result takes the room of an argument that ends there; a matrix product cannot.
+    A tile lives from its first write to its last use, through the whole of a loop that it is not made in or that gives
+    it several buffers.  An elementwise result takes the room of an argument that ends there; a matrix product cannot.
     """
     lines = list(_lines(parts))
+    around: dict[int, tuple[int, int]] = {}  # first and last line of each loop, by its id
+    for at, (part, _) in enumerate(lines):
+        for loop in part.loops:
+            around[id(loop)] = around.get(id(loop), (at, at))[0], at
     span: dict[str, tuple[int, int]] = {}
     size: dict[str, int] = {}
-    home: dict[str, int] = {}
+    home: dict[str, set[int]] = {}  # the loops that a tile is made in
     for at, (part, node) in enumerate(lines):
         for tile in tiles(node):
             if places[tile.name] != place:
                 continue
-            size[tile.name] = tile.bytes * parts[part].order.slots.get(tile.name, 1)
-            first, _ = span.get(tile.name, (at, at))
-            home.setdefault(tile.name, part)
-            span[tile.name] = (first, at)
-    last_of = {part: at for at, (part, _) in enumerate(lines)}
-    first_of = {part: at for at, (part, _) in reversed(list(enumerate(lines)))}
-    for part, node in lines:
-        for name in {tile.name for tile in tiles(node)} & span.keys():
-            buffered = parts[part].order.slots.get(name, 1) > 1
-            if parts[part].loop is not None and (home[name] != part or buffered):
-                span[name] = (min(span[name][0], first_of[part]), max(span[name][1], last_of[part]))
-    peak = 0
-    for at, (_, node) in enumerate(lines):
-        ends = isinstance(node, Compute) and node.op != "matmul"
-        made = writes(node) - reads(node)
-        live = sum(
-            size[name]
-            for name, (first, last) in span.items()
-            if first <= at <= last and not (ends and last == at and name not in made)
-        )
-        peak = max(peak, live)
-    return peak
+            slots = part.order.slots.get(tile.name, 1)
+            size[tile.name] = tile.bytes * slots
+            inside = home.setdefault(tile.name, {id(loop) for loop in part.loops})
+            first, last = span.get(tile.name, (at, at))[0], at
+            for loop in part.loops:
+                if id(loop) not in inside or (slots > 1 and loop is part.loop):
+                    first, last = min(first, around[id(loop)][0]), max(last, around[id(loop)][1])
+            span[tile.name] = first, max(last, span.get(tile.name, (at, at))[1])
+    return max((_alive(span, size, at, node) for at, (_, node) in enumerate(lines)), default=0)
+
+
+def _alive(span: Mapping[str, tuple[int, int]], size: Mapping[str, int], at: int, node: Leaf) -> int:
+    """Bytes of the tiles that are alive while line `at`, which is `node`, runs."""
+    ends = isinstance(node, Compute) and node.op != "matmul"
+    made = writes(node) - reads(node)
+    return sum(
+        size[name]
+        for name, (first, last) in span.items()
+        if first <= at <= last and not (ends and last == at and name not in made)
+    )

@@ -81,8 +81,8 @@ def test_every_head_dimension_gets_a_tile_that_fits_or_a_clear_refusal(name: str
         for dtype in ("fp16", "fp32"):
             problem = Attention(n_q=4096, d=d, dtype=dtype)
             refusal = plan(name, problem, machine)
-            if refusal is not None:  # only where 16 rows of Q, K and V are too much
-                assert machine.sram.block_capacity_bytes < 16 * 3 * d * 4
+            if refusal is not None:  # only where 16 rows of what the dataflow holds, up to six tiles, are too much
+                assert machine.sram.block_capacity_bytes < 16 * 6 * d * 4
                 assert "of SRAM (" in refusal
 
 

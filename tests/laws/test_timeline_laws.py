@@ -11,15 +11,16 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from iosim.dataflows.flash2 import flash2
-from iosim.dataflows.standard import standard
+from iosim.dataflows import dataflow_names, load_dataflow
 from iosim.hardware import Hardware, load_hardware
 from iosim.index import at
+from iosim.interpreters.blocks import unroll
 from iosim.interpreters.ledger import Ledger, ledger
 from iosim.interpreters.model import Model
 from iosim.interpreters.timeline import Fidelity, Script, Timeline, timeline
 from iosim.memory.cache import DeviceTraffic, dram_flows
 from iosim.memory.onchip import CapacityError, footprints
+from iosim.pipeline import Segment
 from iosim.problem import Attention
 from iosim.program import Program
 from iosim.schedule import Schedule
@@ -102,6 +103,7 @@ def problems(draw: st.DrawFn) -> Attention:
         heads=kv_heads * group,
         kv_heads=kv_heads,
         causal=draw(st.booleans()),
+        window=draw(st.sampled_from((None, 40))),
         lse=draw(st.booleans()),
     )
 
@@ -118,8 +120,9 @@ def cases(draw: st.DrawFn) -> Case:
         block_d=32,
         softmax_rows=draw(st.sampled_from((16, 32))),
         softmax_cols=draw(st.sampled_from((64, 512))),
+        splits=draw(st.integers(1, 3)),
     )
-    program = draw(st.sampled_from((flash2, standard)))(a, s)
+    program = load_dataflow(draw(st.sampled_from(dataflow_names())))(a, s)
     try:
         fits = all(f.fits for f in footprints(program, s, hardware).values())
     except CapacityError:
@@ -228,19 +231,30 @@ def test_another_buffer_makes_a_kernel_slower_by_little(case: Case) -> None:
 
 
 def straight_walk(model: Model, env: dict[str, int]) -> list[object]:
-    """What a block does, iteration by iteration, by evaluating every node."""
+    """What a block does, visit by visit and iteration by iteration, by evaluating every node."""
     out: list[object] = []
-    for part in model.parts:
-        lo, hi = (0, 1) if part.loop is None else (at(part.loop.lo, env), at(part.loop.hi, env))
-        for u in range(lo, hi):
-            here = env if part.loop is None else {**env, part.loop.index: u}
-            out.append(model.iteration(part, here))
-        out.append("end")
+
+    def walk(parts: tuple[Segment, ...], depth: int, env: dict[str, int]) -> None:
+        while parts:
+            nest = parts[0].around[depth : depth + 1]
+            inside = [part for part in parts if nest and part.around[depth : depth + 1] == nest] or [parts[0]]
+            parts = parts[len(inside) :]
+            loop = nest[0] if nest else inside[0].loop
+            for u in [0] if loop is None else range(at(loop.lo, env), at(loop.hi, env)):
+                here = env if loop is None else {**env, loop.index: u}
+                if nest:
+                    walk(tuple(inside), depth + 1, here)
+                else:
+                    out.append(model.iteration(inside[0], here))
+            if not nest:
+                out.append("end")
+
+    walk(model.parts, 0, env)
     return out
 
 
 @given(cases())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_blocks_of_a_class_do_the_same_in_every_iteration(case: Case) -> None:
     for kernel in case.program.kernels:
         flows = tuple(f for f in case.device.flows if f.flow.kernel == kernel.name)
@@ -255,7 +269,7 @@ def test_blocks_of_a_class_do_the_same_in_every_iteration(case: Case) -> None:
             assert seen.setdefault(number, done) == done
         for number, kind in enumerate(model.classes):
             unrolled: list[object] = []
-            for stretches in kind.shape:
-                unrolled += [work for trips, work in stretches for _ in range(trips)]
+            for stay in unroll(kind.shape, len(model.parts)):
+                unrolled += stay.work
                 unrolled.append("end")
             assert unrolled == seen[number]

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from iosim.dataflows.flash1 import flash1
 from iosim.dataflows.flash2 import flash2
 from iosim.dataflows.standard import standard
+from iosim.dataflows.standard_backward import standard_backward
 from iosim.errors import InputError
 from iosim.hardware import Hardware, load_hardware, profile_names
 from iosim.memory.onchip import Footprint, footprints, placement
@@ -83,6 +85,21 @@ def test_the_tiles_of_one_loop_at_a_time_are_in_sram() -> None:
     prints = footprints(standard(Attention(n_q=4096, d=128), s), s, MP31)
     assert in_kib(prints["softmax"].items) == {"x1 x2": 16} or sum(prints["softmax"].items.values()) == 16 * KIB
     assert in_kib(prints["scores"].items) == {"q x2": 32, "k x2": 32}
+
+
+def test_tiles_of_a_loop_stay_while_the_loops_inside_it_run() -> None:
+    """flash1 with 64 x 256 and d = 64: K and V beside two buffers of Q and O 64 x 64 and of m and l."""
+    s = Schedule(block_q=64, block_k=256, groups=2)
+    f = footprints(flash1(Attention(n_q=4096, d=64), s), s, H200)["attention"]
+    assert in_kib(f.items) == {"k": 32, "v": 32, "q x2": 16, "o x2": 16, "m x2": 0.5, "l x2": 0.5}
+
+
+def test_registers_of_an_accumulator_are_held_through_all_loops_around_its_sums() -> None:
+    """The products of a group of heads add up in 64 x 64 fp32: 32 registers of 128 threads, and the output."""
+    a, s = Attention(n_q=256, d=64, heads=4, kv_heads=2), Schedule(block_q=64, block_k=64)
+    f = footprints(standard_backward(a, s), s, H200)["dV"]
+    assert f.registers == 32 + 32
+    assert in_kib(f.items) == {"p x2": 16, "do x2": 16}
 
 
 @given(st.sampled_from((16, 32, 64)), st.sampled_from((16, 32, 64)), st.sampled_from((8, 64)), st.integers(1, 4))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from iosim.dataflows.flash1 import flash1
 from iosim.dataflows.flash2 import flash2
 from iosim.dataflows.standard import standard
 from iosim.errors import InputError
-from iosim.pipeline import edges, phases, segments
+from iosim.pipeline import edges, nests, phases, segments
 from iosim.problem import Attention
 from iosim.program import Builder, Kernel, rows
 from iosim.schedule import Order, Role, Schedule, Step
@@ -78,16 +79,37 @@ def test_a_name_that_comes_again_gets_a_number() -> None:
     assert [phase.name for phase in phases(p.done().kernels[0].body)] == ["compute", "x", "compute 2"]  # type: ignore[arg-type]
 
 
-def test_a_nested_loop_is_refused() -> None:
+def nested() -> Kernel:
+    """A loop over a, with code before and after its two inner loops, of which the first has one inside."""
     p = Builder("nest")
-    Y = p.tensor("Y", (64, 8), "fp32", "out")
+    X, Y = p.tensor("X", (64, 8), "fp32", "in"), p.tensor("Y", (64, 8), "fp32", "out")
     with p.kernel("k", i=1):
         o = p.fill("o", shape=(64, 8), value=0)
-        with p.loop("a", 0, 2), p.loop("b", 0, 2):
+        with p.loop("a", 0, 2):
+            x = p.load("x", X[rows(0, 64)])
+            with p.loop("b", 0, 2), p.loop("c", 0, 2):
+                p.add(o, o, x)
+            with p.loop("d", 0, 2):
+                p.add(o, o, p.load("y", X[rows(0, 64)]))
             p.mul(o, o, o)
         p.store(Y[rows(0, 64)], o)
-    with pytest.raises(InputError, match="kernel k: the timeline does not cover loop b inside a loop"):
-        segments(p.done().kernels[0], S)
+    return p.done().kernels[0]
+
+
+def test_loops_nest() -> None:
+    parts = segments(nested(), S)
+    assert ["".join(loop.index for loop in part.loops) for part in parts] == ["", "a", "abc", "ad", "a", ""]
+    assert [part.loop.index if part.loop else None for part in parts] == [None, None, "c", "d", None, None]
+    assert parts[3].order.slots == {"y": 2}
+    assert [part.number for part in parts] == list(range(6))
+    inside = [(loop.index if loop else None, [part.number for part in own]) for loop, own in nests(parts)]
+    assert inside == [(None, [0]), ("a", [1, 2, 3, 4]), (None, [5])]
+    assert [loop.index if loop else None for loop, _ in nests(parts[1:5], 1)] == [None, "b", None, None]
+
+
+def test_a_loop_that_has_loops_inside_has_no_order() -> None:
+    with pytest.raises(InputError, match="kernel k, loop b: only a loop without loops inside has an order"):
+        segments(nested(), Schedule(block_q=64, block_k=64, orders={"b": order("compute")}))
 
 
 # ---------------------------------------------------------------- the default order
@@ -149,6 +171,17 @@ def test_two_writers_of_a_tile_keep_their_order() -> None:
     assert {("3:b=a", "1:b=a", 1, "war"), ("4:o=b", "1:b=a", 1, "war")} <= found
     assert ("3:b=a", "4:o=b", 0, "raw") in found
     assert ("1:b=a", "4:o=b", 0, "raw") not in found
+
+
+def test_where_a_guard_may_leave_a_writer_out_the_one_before_counts_too() -> None:
+    """flash1 loads O or, in the first pass, fills it."""
+    inner = segments(flash1(A, S).kernels[0], S)[1]
+    assert {e.before for e in edges(inner.phases, {}) if (e.after, e.kind) == ("update", "raw")} == {
+        "o",
+        "start",
+        "softmax",
+        "pv",
+    }
 
 
 # ---------------------------------------------------------------- orders that do not fit
