@@ -31,7 +31,7 @@ L = m scale + log l: the error of a score, that of l, and 4u of the numbers them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from math import sqrt
 from typing import TYPE_CHECKING, TypeAlias
