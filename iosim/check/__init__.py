@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from iosim.check.backward import backward_memory, check_backward
 from iosim.check.forward import check_forward, forward_memory
 from iosim.check.inputs import Normal, Source, large_logits
 from iosim.check.outcome import Check, skipped
@@ -58,6 +59,8 @@ class Known:
 KNOWN = (
     Known("Q K V", "O", "L", check_forward, forward_memory),
     Known("S", "P", "L", check_softmax, softmax_memory),
+    Known("Q K V O dO L", "dQ dK dV", "", check_backward, backward_memory),
+    Known("Q K V dO P", "dQ dK dV", "", check_backward, backward_memory),
 )
 
 

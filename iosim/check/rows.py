@@ -19,9 +19,9 @@ from iosim.program import Program, Span, Store
 if TYPE_CHECKING:
     from iosim.problem import Attention
 
-_BAND_PAIRS = 2**22  # pairs of a band: the scores of standard attention then take 16 MiB twice
-_FEW_BANDS, _MOST_BANDS = 8, 64  # of a sample, as far as the budget and whole blocks allow
-_MOST_HEADS = 4096
+BAND_PAIRS = 2**22  # pairs of a band: the scores of standard attention then take 16 MiB twice
+FEW_BANDS, MOST_BANDS = 8, 64  # of a sample, as far as the budget and whole blocks allow
+MOST_HEADS = 4096
 _ORACLE_PAIRS = 2**20  # of a step of the float64 computation
 _ORACLE_ROWS, _ORACLE_MOST = 32, 2**24  # but so many rows, up to so many pairs: each step reads all keys
 
@@ -155,9 +155,9 @@ def bands(a: Attention, programs: Sequence[Program], seed: int, budget: int) -> 
     """The rows to check, ordered by head."""
     block, (rows_of_head, keys) = block_rows(a, programs), padded(a, programs)
     pairs = rows_of_head * keys
-    size = max(block, _BAND_PAIRS // keys // block * block)
-    if a.batch * a.heads <= _MOST_HEADS and a.batch * a.heads * pairs <= budget:
-        together = max(1, _BAND_PAIRS // pairs)  # small heads in one band
+    size = max(block, BAND_PAIRS // keys // block * block)
+    if a.batch * a.heads <= MOST_HEADS and a.batch * a.heads * pairs <= budget:
+        together = max(1, BAND_PAIRS // pairs)  # small heads in one band
         together = together // a.group * a.group or 1
         many = max(1, together // a.heads)
         for batches in cut(a.batch, many):
@@ -166,9 +166,9 @@ def bands(a: Attention, programs: Sequence[Program], seed: int, budget: int) -> 
                     yield Band(batches, heads, rows)
         return
     block = block_rows(a, programs, narrow=True)
-    size = max(block, min(_BAND_PAIRS, budget // _FEW_BANDS) // keys // block * block)
+    size = max(block, min(BAND_PAIRS, budget // FEW_BANDS) // keys // block * block)
     starts = range(0, a.n_q, size)
-    count = min(_MOST_BANDS, max(1, budget // (min(size, rows_of_head) * keys)), a.batch * a.heads * len(starts))
+    count = min(MOST_BANDS, max(1, budget // (min(size, rows_of_head) * keys)), a.batch * a.heads * len(starts))
     random = np.random.default_rng([seed, count])
     chosen: set[tuple[int, int, int]] = set()
     kv_heads = random.permutation(a.kv_heads)

@@ -10,19 +10,21 @@ import pytest
 
 import iosim.check
 from iosim.check import Normal, check, check_all, large_logits, memory_needed, skipped
-from iosim.check.rows import bands
+from iosim.check.rows import bands, block_rows, rewrites
+from iosim.dataflows.flash1 import flash1
 from iosim.dataflows.flash2 import flash2
+from iosim.dataflows.split_kv import split_kv
 from iosim.dataflows.standard import standard
 from iosim.dtypes import DTYPES
 from iosim.errors import InputError
 from iosim.interpreters.replay import replay
 from iosim.problem import Attention
-from iosim.program import Compute, Load, Loop, Store, When
+from iosim.program import Builder, Compute, Load, Loop, Store, When, rows
 from iosim.rounding import round_to
 from iosim.schedule import Schedule
 
-FLOWS = {"flash2": flash2, "standard": standard}
-SCHEDULE = Schedule(block_q=32, block_k=32, block_d=16, softmax_rows=4, softmax_cols=128)
+FLOWS = {"flash2": flash2, "standard": standard, "flash1": flash1, "split-kv": split_kv}
+SCHEDULE = Schedule(block_q=32, block_k=32, block_d=16, softmax_rows=4, softmax_cols=128, splits=3)
 ALL_ROWS = 2**40
 LONG = Attention(n_q=512, d=32, lse=True)
 
@@ -37,6 +39,8 @@ LONG = Attention(n_q=512, d=32, lse=True)
         Attention(n_q=33, n_k=70, d=20, d_v=12, heads=6, kv_heads=2, batch=2, causal=True, lse=True),
         Attention(n_q=70, n_k=33, d=16, causal=True, lse=True),
         Attention(n_q=1, d=8, lse=True),
+        Attention(n_q=150, n_k=100, d=16, window=20, lse=True),
+        replace(LONG, window=70, causal=True),
         Attention(n_q=3, n_k=900, d=16, heads=4, kv_heads=1),
     ],
     ids=str,
@@ -68,7 +72,8 @@ class Constant:
         self.a = a
 
     def rows(self, name, batch, head, rows):  # noqa: ARG002 - all batches alike
-        out = np.full((rows[1] - rows[0], self.a.d_v if name == "V" else self.a.d), 0.1 + 0.01 * head, np.float32)
+        columns = {"V": self.a.d_v, "dO": self.a.d_v, "S": self.a.n_k}.get(name, self.a.d)
+        out = np.full((rows[1] - rows[0], columns), 0.1 + 0.01 * head, np.float32)
         round_to(out, DTYPES[self.a.dtype])
         return out
 
@@ -150,6 +155,11 @@ WRONG = {
     "last step of a product missing": ("standard", shorter),
     "S not stored": ("standard", storing("S", when=When("j", 1, 99))),
     "P not stored": ("standard", storing("P", when=When("i", 0, 50))),
+    "O not kept up to date": ("flash1", scaled_after("mul", "old", 1.01)),
+    "O of a pass not stored": ("flash1", storing("O", when=When("j", 0, 8))),
+    "a statistic not stored": ("flash1", storing("l", when=When("j", 0, 1))),
+    "a part 3% off": ("split-kv", scaled_after("mul", "part", 1.03)),
+    "a part not stored": ("split-kv", storing("O parts", when=When("t", 0, 2))),
 }
 
 
@@ -255,3 +265,53 @@ def test_storing_scores_shows_the_plain_error_too():
     result = check(a, standard(a, SCHEDULE), inputs=large_logits(a))
     assert result.status == "passed"
     assert result.plain_error > 100 * result.max_abs_error
+
+
+def test_a_window_one_key_too_wide_or_too_narrow_is_noticed():
+    a = replace(LONG, window=60, causal=True)
+    for name, program in ((name, flow(a, SCHEDULE)) for name, flow in FLOWS.items()):
+        assert check(a, program).status == "passed", name
+        for low in (a.diagonal + 2 - 60, a.diagonal - 60):
+            assert check(a, edited(program, parameter("mask", low=low))).status == "failed", name
+
+
+def test_more_stores_of_an_output_allow_more_roundings():
+    a = replace(LONG, lse=False)
+    often, once = (check(a, flow(a, SCHEDULE)) for flow in (flash1, flash2))
+    assert once.tolerance < often.tolerance < 16 * once.tolerance
+    assert rewrites(flash1(a, SCHEDULE), "O") == 512 // 32
+    assert rewrites(flash2(a, SCHEDULE), "O") == rewrites(standard(a, SCHEDULE), "O") == 1
+
+
+def test_rows_of_a_block_that_loops_over_rows():
+    a = Attention(n_q=100, d=16)
+    assert block_rows(a, [flash1(a, SCHEDULE)]) == 128
+    assert block_rows(a, [flash1(a, SCHEDULE)], narrow=True) == block_rows(a, [flash2(a, SCHEDULE)]) == 32
+
+
+def test_an_unfused_kernel_with_the_naive_softmax_overflows_on_large_logits():
+    program = standard(LONG, replace(SCHEDULE, softmax="naive"))
+    assert check(LONG, program).status == "passed"
+    result = check(LONG, program, inputs=large_logits(LONG))
+    assert result.status == "failed"
+    assert "exp overflowed: the exponentials of this row's scores add up to exp(" in result.detail
+    assert "standard does not subtract the row's maximum first" in result.detail
+
+
+# ---------------------------------------------------------------- what is not known
+
+
+def test_outputs_that_nobody_knows_are_not_checked():
+    p = Builder("copy")
+    Q, X = p.tensor("Q", (1, 1, 512, 32), "fp16", "in"), p.tensor("X", (1, 1, 512, 32), "fp16", "out")
+    with p.kernel("copy", i=16) as (i,):
+        p.store(X[0, 0, rows(i, 32)], p.load("x", Q[0, 0, rows(i, 32)]))
+    unknown, known = check_all(LONG, [p.done(), flash2(LONG, SCHEDULE)])
+    assert (unknown.status, known.status) == ("skipped", "passed")
+    assert unknown.detail.startswith("not checked: it is not known what X from Q should be (known are O from Q K V; ")
+
+
+def test_a_program_of_another_problem_is_not_checked():
+    result = check(LONG, flash2(replace(LONG, d=16), SCHEDULE))
+    assert result.status == "skipped"
+    assert "Q has the shape (1, 1, 512, 16), that of the problem is (1, 1, 512, 32)" in result.detail
