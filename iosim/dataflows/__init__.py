@@ -1,26 +1,40 @@
 """Dataflows: one file each, found by name.
 
 A file `my_flow.py` defines `my_flow(attention, schedule) -> Program` and `USES`, the schedule fields that it reads;
-the first line of its docstring is its help.  Other packages add theirs under the entry point group
-"iosim.dataflows", and `--dataflow ./mine.py` takes one from a file.
+the first line of its docstring is its help.  A `plan(attention, hardware, given, rule) -> (Schedule, why)` in it
+chooses the schedule where the general rule (iosim/study/choose.py) does not do.  Other packages add theirs under the
+entry point group "iosim.dataflows", and `--dataflow ./mine.py` takes one from a file.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from iosim.errors import InputError, nearest
 
 if TYPE_CHECKING:
+    from iosim.hardware import Hardware
     from iosim.problem import Attention
     from iosim.program import Program
     from iosim.schedule import Schedule
+
+    Also: TypeAlias = Callable[[Schedule], Mapping[str, Any]]
+    Plan: TypeAlias = Callable[[Attention, Hardware, Mapping[str, Any], "Rule"], tuple[Schedule, str]]
+
+    class Rule(Protocol):
+        """The general rule: the schedule and why, with some fields `settled`, where a user has not given others.
+
+        `also` maps every schedule that it tries to fields that are to be changed.  Raises CapacityError.
+        """
+
+        def __call__(self, settled: Mapping[str, Any], also: Also | None = None) -> tuple[Schedule, str]: ...
+
 
 GROUP = "iosim.dataflows"
 SHARED = {"__init__", "row_softmax", "tiles"}  # files of this folder that are not dataflows
@@ -28,12 +42,16 @@ SHARED = {"__init__", "row_softmax", "tiles"}  # files of this folder that are n
 
 @dataclass(frozen=True, slots=True)
 class Dataflow:
-    """A named way to compute attention: writes the program for a problem under a schedule."""
+    """A named way to compute attention: writes the program for a problem under a schedule.
+
+    `plan` chooses the schedule where the dataflow has a rule of its own.
+    """
 
     name: str
     help: str
     uses: tuple[str, ...]
     write: Callable[[Attention, Schedule], Program]
+    plan: Plan | None = None
 
     def __call__(self, attention: Attention, schedule: Schedule) -> Program:
         return self.write(attention, schedule)
@@ -95,4 +113,4 @@ def _from_module(module: ModuleType, stem: str) -> Dataflow:
             f"a tuple USES of the schedule fields that it reads"
         )
     first = (module.__doc__ or stem).strip().splitlines()[0]
-    return Dataflow(stem.replace("_", "-"), first, uses, write)
+    return Dataflow(stem.replace("_", "-"), first, uses, write, getattr(module, "plan", None))

@@ -22,6 +22,9 @@ PROBLEMS = {
 }
 
 
+TILES = {"flash1": 4, "flash-backward": 4}  # that a block holds beside statistics: Q, K, V and O or dO
+
+
 def one(name: str, machine: str, problem: Attention, *, fidelity: str = "fair", checked: bool = False) -> Run:
     return compare(problem, dataflows=[name], hardware=[machine], fidelity=fidelity, check=checked).runs[0]
 
@@ -81,8 +84,8 @@ def test_every_head_dimension_gets_a_tile_that_fits_or_a_clear_refusal(name: str
         for dtype in ("fp16", "fp32"):
             problem = Attention(n_q=4096, d=d, dtype=dtype)
             refusal = plan(name, problem, machine)
-            if refusal is not None:  # only where 16 rows of Q, K and V are too much
-                assert machine.sram.block_capacity_bytes < 16 * 3 * d * 4
+            if refusal is not None:  # only where 16 rows of what it holds, like Q, K and V, are too much
+                assert machine.sram.block_capacity_bytes <= 16 * TILES.get(name, 3) * d * 4
                 assert "of SRAM (" in refusal
 
 
