@@ -49,6 +49,7 @@ def _problem_options(command: F) -> F:
                 show_default=True,
                 help="Which diagonal, when queries and keys differ in number: bottom-right or top-left.",
             ),
+            click.option("--window", type=int, help="Sliding window: a query sees this many keys up to its own."),
             click.option("--lse", is_flag=True, help="Write the log-sum-exp too, as training needs it."),
         )
     ):
@@ -68,14 +69,18 @@ def _schedule_options(command: F) -> F:
                 callback=_stages,
                 help="Buffers of each K and V tile: 1 = no prefetch; K,V: 2,1.",
             ),
+            click.option(
+                "--splits", type=int, help="Runs that split-kv cuts the keys into.  [default: from idle processors]"
+            ),
+            click.option("--softmax", help="Softmax of standard: safe, naive or online.  [default: safe]"),
         )
     ):
         command = option(command)
     return command
 
 
-_PROBLEM = ("n_q", "n_k", "d", "d_v", "batch", "heads", "kv_heads", "dtype", "causal", "causal_align", "lse")
-_SCHEDULE = ("block_q", "block_k", "stages")
+_PROBLEM = ("n_q", "n_k", "d", "d_v", "batch", "heads", "kv_heads", "dtype", "causal", "causal_align", "window", "lse")
+_SCHEDULE = ("block_q", "block_k", "stages", "splits", "softmax")
 
 
 def _problem(options: dict[str, Any]) -> Attention:

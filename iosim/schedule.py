@@ -29,6 +29,7 @@ MAX_BLOCK = 8192
 MAX_STAGES = 16
 MAX_GROUPS = 8
 MAX_SPLITS = 1024
+GROUP_ROWS = 64  # query rows that one warp group takes by default
 SOFTMAXES = ("safe", "naive", "online")
 
 

@@ -1,8 +1,10 @@
 """Dataflows: one file each, found by name.
 
 A file `my_flow.py` defines `my_flow(attention, schedule) -> Program` and `USES`, the schedule fields that it reads;
-the first line of its docstring is its help.  Other packages add theirs under the entry point group
-"iosim.dataflows", and `--dataflow ./mine.py` takes one from a file.
+the first line of its docstring is its help.  `COMPUTES` says "backward" or "softmax" where that is not "forward".
+A `plan(attention, hardware, given, rule) -> (Schedule, why)` in it chooses the schedule where the general rule
+(iosim/study/choose.py) does not do.  Other packages add theirs under the entry point group "iosim.dataflows", and
+`--dataflow ./mine.py` takes one from a file.
 """
 
 from __future__ import annotations
@@ -11,34 +13,57 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from iosim.errors import InputError, nearest
 
 if TYPE_CHECKING:
+    from iosim.hardware import Hardware
     from iosim.problem import Attention
     from iosim.program import Program
     from iosim.schedule import Schedule
 
+    Also: TypeAlias = Callable[[Schedule], Mapping[str, Any]]
+    Plan: TypeAlias = Callable[[Attention, Hardware, Mapping[str, Any], "Rule"], tuple[Schedule, str]]
+
+    class Rule(Protocol):
+        """The general rule: the schedule and why, with some fields `settled`, where a user has not given others.
+
+        `also` maps every schedule that it tries to fields that are to be changed.  Raises CapacityError.
+        """
+
+        def __call__(self, settled: Mapping[str, Any], also: Also | None = None) -> tuple[Schedule, str]: ...
+
+
 T = TypeVar("T")
 
 GROUP = "iosim.dataflows"
+PASSES = ("forward", "backward", "softmax")
 SHARED = {"__init__", "row_softmax", "tiles"}  # files of this folder that are not dataflows
 
 
 @dataclass(frozen=True, slots=True)
 class Dataflow:
-    """A named way to compute attention: writes the program for a problem under a schedule."""
+    """A named way to compute attention: writes the program for a problem under a schedule.
+
+    `plan` chooses the schedule where the dataflow has a rule of its own.
+    """
 
     name: str
     help: str
     uses: tuple[str, ...]
     write: Callable[[Attention, Schedule], Program]
+    plan: Plan | None = None
+    computes: str = "forward"
+
+    def flops(self, a: Attention) -> int:
+        """FLOPs by convention of what it computes: none are agreed on for a softmax alone."""
+        return {"forward": a.flops, "backward": a.backward_flops}.get(self.computes, 0)
 
     def __call__(self, attention: Attention, schedule: Schedule) -> Program:
         """The program; raises InputError, with the dataflow's name, for whatever goes wrong in writing it."""
@@ -128,4 +153,7 @@ def _from_module(module: ModuleType, stem: str) -> Dataflow:
             raise InputError(f"dataflow: USES of {module.__file__} names {field!r}, which is no field of a schedule "
                              f"({', '.join(known)})")  # fmt: skip
     first = (module.__doc__ or stem).strip().splitlines()[0]
-    return Dataflow(stem.replace("_", "-"), first, uses, write)
+    computes = getattr(module, "COMPUTES", "forward")
+    if computes not in PASSES:
+        raise InputError(f"dataflow: COMPUTES of {module.__file__} is {computes!r}; {', '.join(PASSES)} are allowed")
+    return Dataflow(stem.replace("_", "-"), first, uses, write, getattr(module, "plan", None), computes)

@@ -8,15 +8,25 @@ that rows that see no key become 0; later ones leave out query tiles that see no
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from math import inf
+from typing import TYPE_CHECKING, Any
 
 from iosim.dataflows.tiles import mask_edges, query_tiles
+from iosim.dtypes import dtype
 from iosim.index import cdiv, least, most
+from iosim.memory.onchip import Footprint, footprints
 from iosim.problem import Attention
 from iosim.program import Builder, Program, Tensor, rows
-from iosim.schedule import Schedule
+from iosim.schedule import MAX_BLOCK, MAX_GROUPS, Schedule
+
+if TYPE_CHECKING:
+    from iosim.dataflows import Rule
+    from iosim.hardware import Hardware
 
 USES = ("block_q", "block_k")
+STEP = 16  # rows of a matrix instruction's tile
 
 
 def flash1(a: Attention, s: Schedule) -> Program:
@@ -78,3 +88,48 @@ def _log_sum_exp(p: Builder, a: Attention, bq: int, M: Tensor, D: Tensor) -> Non
         m = p.load("m", M[b, h, rows(i, bq)])
         l = p.load("l", D[b, h, rows(i, bq)])
         p.store(L[b, h, rows(i, bq)], p.add("lse", p.scale("ms", m, by=a.scale), p.log("ln", l)))
+
+
+def plan(a: Attention, hardware: Hardware, given: Mapping[str, Any], rule: Rule) -> tuple[Schedule, str]:
+    """The paper's tiles: block_k = ceil(M / 4d), block_q = min(block_k, d), in steps of a matrix instruction's tile.
+
+    M is the SRAM left after staging and statistics, in elements of the data dtype; for 4d, a row of Q, K, V and O
+    stands.  One buffer of each tile, as the algorithm has no prefetch; as many warp groups as hold the scores in
+    registers.
+    """
+    row, size = 2 * (a.d + a.d_v), dtype(a.dtype).bytes
+    largest = min(cdiv(hardware.sram.block_capacity_bytes // size, row), a.n_k + STEP - 1, MAX_BLOCK)
+    settled: dict[str, Any] = {}
+    for block_k in [given["block_k"]] if "block_k" in given else range(_step(largest), 0, -STEP):
+        block_q = _step(min(block_k, a.d, a.n_q + STEP - 1))
+        for groups in (1, 2, 4, MAX_GROUPS):
+            settled = {"block_q": block_q, "block_k": block_k, "stages": (1,), "groups": groups, **given}
+            s = Schedule(**settled)
+            prints = footprints(flash1(a, s), s, hardware)
+            room = _room(prints["attention"]) // size
+            if block_k <= max(given.get("block_k", 0), _step(cdiv(room, row))) and all(f.fits for f in prints.values()):
+                s, why = rule(settled)
+                own = {"block_q", "block_k", "stages"} - given.keys()
+                return s, _why(a, s, own, room, min(_step(largest), _step(cdiv(room, row)))) if own else why
+    return rule(settled)
+
+
+def _step(n: int) -> int:
+    return max(STEP, n // STEP * STEP)
+
+
+def _room(f: Footprint) -> int:
+    """Bytes of SRAM that are left for Q, K, V and O."""
+    return f.sram_capacity - sum(n for name, n in f.items.items() if name.split()[0] not in ("q", "k", "v", "o"))
+
+
+def _why(a: Attention, s: Schedule, own: AbstractSet[str], room: int, paper: int) -> str:
+    """Which rule chose the fields `own` of schedule `s`; `paper` is the paper's block_k for a `room` of M elements."""
+    keys = f"block_k {s.block_k} as given"
+    if "block_k" in own:
+        row = "4d" if a.d == a.d_v else "2(d + d_v)"
+        least = "" if s.block_k == paper else ", reduced until it fits"
+        least = ", no more than there are keys" if s.block_k >= a.n_k else least
+        keys = f"block_k {s.block_k} is ceil(M / {row}) in steps of {STEP}{least} (M = {room:,} elements of SRAM)"
+    queries = f"block_q {s.block_q} {'is min(block_k, d)' if 'block_q' in own else 'as given'}"
+    return f"{keys}; {queries}; {'the one stage of the algorithm' if 'stages' in own else 'stages as given'}"

@@ -17,6 +17,7 @@ from iosim.program import Builder, Program, Tensor, rows
 from iosim.schedule import Schedule
 
 USES = ("block_q", "block_k")
+COMPUTES = "backward"
 
 
 def flash_backward(a: Attention, s: Schedule) -> Program:

@@ -12,6 +12,7 @@ from iosim.program import Program
 from iosim.schedule import Schedule
 
 USES = ("softmax_rows", "softmax_cols")
+COMPUTES = "softmax"
 
 
 def softmax_online(a: Attention, s: Schedule) -> Program:

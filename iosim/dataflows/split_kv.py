@@ -8,8 +8,11 @@ key that is seen leaves O = 0 and L = -inf, and so has no weight.  One split nee
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from itertools import count
 from math import inf
+from typing import TYPE_CHECKING, Any
 
 from iosim.dataflows.flash2 import flash2
 from iosim.dataflows.tiles import key_tiles, mask_edges
@@ -18,7 +21,12 @@ from iosim.problem import Attention
 from iosim.program import Builder, Program, Tensor, rows
 from iosim.schedule import Schedule
 
+if TYPE_CHECKING:
+    from iosim.dataflows import Rule
+    from iosim.hardware import Hardware
+
 USES = ("block_q", "block_k", "splits")
+MOST = 128  # splits by default: their results are combined one after another
 
 
 def split_kv(a: Attention, s: Schedule) -> Program:
@@ -89,3 +97,25 @@ def _combine(p: Builder, a: Attention, s: Schedule, Ot: Tensor, Lt: Tensor) -> N
         if a.lse:
             L = p.tensor("L", (a.batch, a.heads, a.n_q), "fp32", "out")
             p.store(L[b, h, rows(i, bq)], p.add("lse", m, p.log("ln", l)))
+
+
+def plan(a: Attention, hardware: Hardware, given: Mapping[str, Any], rule: Rule) -> tuple[Schedule, str]:
+    """The general rule's tile, and the smallest number of splits that gives every processor a block with keys."""
+    if "splits" in given:
+        return rule({})
+
+    def also(s: Schedule) -> Mapping[str, Any]:
+        tiles = cdiv(a.n_k, s.block_k)
+        wanted = min(tiles, MOST, cdiv(hardware.processors or 1, a.batch * a.heads * cdiv(a.n_q, s.block_q)))
+        # Key tiles are dealt in equal runs, which may leave the last splits none.
+        return {"splits": next(n for n in count(wanted) if cdiv(tiles, cdiv(tiles, n)) >= wanted)}
+
+    s, why = rule({}, also)
+    there, units = hardware.processors, f"{hardware.called}s"
+    blocks = s.splits * a.batch * a.heads * cdiv(a.n_q, s.block_q)
+    if s.splits == 1:
+        reason = f"the grid gives each of {there} {units} a block" if there else f"the number of {units} is unknown"
+        return s, f"{why}; 1 split, as {reason if s.block_k < a.n_k else 'the keys are one tile'}"
+    if blocks >= (there or 1):
+        return s, f"{why}; {s.splits} splits are the fewest that give each of {there} {units} a block with keys"
+    return s, f"{why}; {s.splits} splits, the most by default, give {blocks} of {there} {units} a block"

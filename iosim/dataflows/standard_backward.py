@@ -19,6 +19,7 @@ from iosim.program import Builder, Program, Tensor, Tile, rows
 from iosim.schedule import Schedule
 
 USES = ("block_q", "block_k", "block_d", "softmax_rows", "softmax_cols")
+COMPUTES = "backward"
 
 
 def standard_backward(a: Attention, s: Schedule) -> Program:

@@ -21,7 +21,7 @@ WIDTH = 80
 def render(comparison: Comparison) -> str:
     """The comparison as text."""
     machines = list({r.hardware.name: r.hardware for r in comparison.runs}.values())
-    parts = [*_paragraph(headline(comparison.problem))]
+    parts = [*_paragraph(headline(comparison.problem, comparison.runs[0].dataflow.computes))]
     for machine in machines:
         parts += _paragraph(machine_line(machine))
     parts.append("")
@@ -36,14 +36,16 @@ def render(comparison: Comparison) -> str:
     return "\n".join(parts) + "\n"
 
 
-def headline(a: Attention) -> str:
+def headline(a: Attention, computes: str = "forward") -> str:
     """The problem in one line."""
     heads = f"{a.heads} heads" if a.kv_heads == a.heads else f"{a.heads} heads over {a.kv_heads} K/V heads"
     heads = "1 head" if a.heads == 1 else heads
     length = f"N {a.n_q:,}" if a.n_q == a.n_k else f"{count(a.n_q, 'query', 'queries')}, {count(a.n_k, 'key', 'keys')}"
     width = f"d {a.d}" if a.d == a.d_v else f"d {a.d}, d_v {a.d_v}"
     mask = "" if not a.causal else ", causal" if a.n_q == a.n_k else f", causal ({a.causal_align})"
-    return f"Attention forward: batch {a.batch}, {heads}, {length}, {width}, {a.dtype}{mask}"
+    mask += "" if a.window is None else f", window {a.window:,}"
+    what = "Softmax of the scores" if computes == "softmax" else f"Attention {computes}"
+    return f"{what}: batch {a.batch}, {heads}, {length}, {width}, {a.dtype}{mask}"
 
 
 def machine_line(h: Hardware) -> str:
@@ -60,7 +62,8 @@ def _table(runs: Sequence[Run]) -> str:
     for r in runs:
         table.add_column(r.dataflow.name, justify="right")
     if len(runs) > 1:
-        table.add_column(f"{runs[0].dataflow.name}/{runs[-1].dataflow.name}", justify="right")
+        names = f"{runs[0].dataflow.name}/{runs[-1].dataflow.name}"
+        table.add_column(names if len(names) <= 18 else "first/last", justify="right")
     for label, cell, number in _rows(runs):
         cells = [cell(r) for r in runs]
         if len(runs) > 1:
@@ -109,8 +112,9 @@ def _resident(r: Run) -> str:
 
 
 def _tile(r: Run) -> str:
-    stages = ",".join(map(str, r.schedule.stages))
-    return f"{r.schedule.block_q} x {r.schedule.block_k}, {stages}"
+    s = r.schedule
+    rows, cols = (s.block_q, s.block_k) if "block_q" in r.dataflow.uses else (s.softmax_rows, s.softmax_cols)
+    return f"{rows} x {cols}, {','.join(map(str, s.stages))}"
 
 
 def _time(r: Run) -> str:
@@ -213,21 +217,21 @@ def _traffic_words(a: Run, b: Run) -> str:
         f"{less.dataflow.name} asks device memory for {size(min(moved))}, {more.dataflow.name} for {size(max(moved))}"
         f" ({ratio(max(moved), min(moved))})"
     )
-    extra = [r for r in (a, b) if r.ledger.extra_bytes]
+    extra = [f"{r.dataflow.name} keeps {size(r.ledger.extra_bytes)}" for r in (a, b) if r.ledger.extra_bytes]
     if extra:
-        text += f"; {' and '.join(r.dataflow.name for r in extra)} keeps {size(extra[0].ledger.extra_bytes)} of"
-        text += " intermediate matrices there"
+        text += f"; {' and '.join(extra)} of intermediate results there"
     return text + "."
 
 
 def _bounds_words(runs: Sequence[Run]) -> str:
     b = runs[0].bounds
     times = " and ".join(f"{ratio(r.accesses, b.compulsory)} ({r.dataflow.name})" for r in runs)
-    theta = " and ".join(ratio(r.accesses, b.theta) for r in runs)
-    return (
-        f"HBM accesses are {times} what inputs and outputs need once, and {theta} the lower bound"
-        f" {b.formula} for M = {b.m:,} elements of SRAM (Saha & Ye 2024, constant taken as 1)."
-    )
+    text = f"HBM accesses are {times} what inputs and outputs need once"
+    if runs[0].dataflow.computes == "forward" and b.theta >= b.compulsory:
+        theta = " and ".join(ratio(r.accesses, b.theta) for r in runs)
+        text += f", and {theta} the lower bound {b.formula} for M = {b.m:,} elements of SRAM"
+        text += " (Saha & Ye 2024, constant taken as 1)"
+    return text + "."
 
 
 def _time_words(runs: Sequence[Run]) -> str:

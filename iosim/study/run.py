@@ -84,7 +84,8 @@ class Run:
     @property
     def tflops(self) -> float | None:
         """Convention FLOPs over predicted time, in 10^12 a second."""
-        return None if self.timeline is None else self.problem.flops / self.timeline.seconds / 1e12
+        flops = self.dataflow.flops(self.problem)
+        return flops / self.timeline.seconds / 1e12 if self.timeline is not None and flops else None
 
     @property
     def peak_share(self) -> float | None:
@@ -179,6 +180,9 @@ def compare(
     for what, names in (("dataflow", [f.name for f in flows]), ("hw", [h.name for h in machines])):
         if twice := next((n for n in names if names.count(n) > 1), None):
             raise InputError(f"{what}: {twice} is given twice")
+    if len({f.computes for f in flows}) > 1:
+        kinds = ", ".join(f"{f.name} ({f.computes})" for f in flows)
+        raise InputError(f"dataflow: {kinds} compute different things and cannot be compared")
     given = _given(schedule)
     plans = [(machine, flow, *choose(flow, problem, machine, given)) for machine in machines for flow in flows]
     programs = {(flow.name, chosen): flow(problem, chosen) for _, flow, chosen, _ in plans}

@@ -44,6 +44,9 @@ def test_the_main_job_fits_80_columns_and_says_what_it_compares(iosim: Iosim) ->
         (*SMALL, "--n-k", "100", "--causal", "--causal-align", "top-left", "--hw", "mp31", "--hw", "a100-sxm-80gb"),
         (*SMALL, "--hw", "mp22", "--no-check"),
         ("run", "-n", "1", "-d", "8", "--dtype", "fp32", "--fidelity", "chip"),
+        (*SMALL, "--dataflow", "flash1", "--dataflow", "split-kv", "--window", "100", "--splits", "3"),
+        (*SMALL, "--dataflow", "standard-backward", "--dataflow", "flash-backward", "-H", "4", "--kv-heads", "2"),
+        (*SMALL, "--dataflow", "softmax-safe", "--dataflow", "softmax-naive"),
     ],
 )
 def test_json_follows_the_shipped_schema(iosim: Iosim, args: tuple[str, ...]) -> None:
@@ -106,6 +109,19 @@ def test_several_machines_make_one_table(iosim: Iosim) -> None:
     assert max(map(len, answer.out.splitlines())) <= 80
     rows = [line for line in answer.out.splitlines() if line.startswith(("mp31 ", "h200-sxm "))]
     assert len(rows) == 4
+
+
+def test_what_is_computed_and_its_flops(iosim: Iosim) -> None:
+    """Forward 2 pairs (d + d_v), backward 2 pairs (3 d + 2 d_v) = 2.5 times as much; a softmax alone has none."""
+    flops = {}
+    for name, computes in (("flash2", "forward"), ("flash-backward", "backward"), ("softmax-safe", "softmax")):
+        found = document(iosim, *SMALL, "--dataflow", name, "--no-check")
+        assert found["pass"] == computes
+        flops[computes] = found["runs"][0]["flops"]["convention"]
+    assert flops == {"forward": 4 * 512**2 * 64, "backward": 10 * 512**2 * 64, "softmax": 0}
+    answer = iosim(*SMALL, "--dataflow", "flash2", "--dataflow", "flash-backward")
+    assert answer.code == 2
+    assert "compute different things" in answer.err
 
 
 def test_csv_has_a_row_a_run(iosim: Iosim) -> None:

@@ -22,6 +22,9 @@ PROBLEMS = {
 }
 
 
+TILES = {"flash1": 4, "flash-backward": 4}  # that a block holds beside statistics: Q, K, V and O or dO
+
+
 def one(name: str, machine: str, problem: Attention, *, fidelity: str = "fair", checked: bool = False) -> Run:
     return compare(problem, dataflows=[name], hardware=[machine], fidelity=fidelity, check=checked).runs[0]
 
@@ -58,8 +61,11 @@ def test_it_runs_on_every_machine_or_says_why_not(name: str, machine: str) -> No
         run.ledger.executed_flops / ((hardware.matrix_rate("fp16") or 1) * count),
     )
     assert run.timeline.seconds >= floor
-    assert run.peak_share is not None
-    assert 0 < run.peak_share < 1
+    if run.dataflow.computes == "softmax":
+        assert run.peak_share is None
+    else:
+        assert run.peak_share is not None
+        assert 0 < run.peak_share < 1
     for unit in run.timeline.units.values():
         assert unit.busy_ps + sum(unit.stalls_ps.values()) == unit.instances * run.timeline.makespan_ps
         assert min(unit.stalls_ps.values()) >= 0
@@ -81,8 +87,8 @@ def test_every_head_dimension_gets_a_tile_that_fits_or_a_clear_refusal(name: str
         for dtype in ("fp16", "fp32"):
             problem = Attention(n_q=4096, d=d, dtype=dtype)
             refusal = plan(name, problem, machine)
-            if refusal is not None:  # only where 16 rows of what the dataflow holds, up to six tiles, are too much
-                assert machine.sram.block_capacity_bytes < 16 * 6 * d * 4
+            if refusal is not None:  # only where 16 rows of what it holds, like Q, K and V, are too much
+                assert machine.sram.block_capacity_bytes <= 16 * TILES.get(name, 3) * d * 4
                 assert "of SRAM (" in refusal
 
 

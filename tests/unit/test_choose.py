@@ -77,6 +77,74 @@ def test_a_softmax_row_stays_on_chip_where_it_fits() -> None:
     assert rows[1024].softmax_rows > rows[16384].softmax_rows >= 1
 
 
+# ---------------------------------------------------------------- rules of dataflows
+
+
+def chosen_by(flow: str, hardware: str, given: dict[str, Any] | None = None, **problem: Any) -> tuple[Schedule, str]:
+    return choose(load_dataflow(flow), Attention(**{"d": 64, **problem}), load_hardware(hardware), given or {})
+
+
+def test_flash1_takes_the_tiles_of_its_paper() -> None:
+    """A block of an A100 has 163 KiB, 83,456 fp16 numbers, of which m and l of 64 rows take 256: M = 83,200, and
+    M / 4d = 325, in steps of 16 so 320."""
+    s, why = chosen_by("flash1", "a100-sxm-80gb", n_q=4096)
+    assert (s.block_q, s.block_k, s.stages) == (64, 320, (1,))
+    assert why == (
+        "block_k 320 is ceil(M / 4d) in steps of 16 (M = 83,200 elements of SRAM); block_q 64 is min(block_k, d); "
+        "the one stage of the algorithm"
+    )
+
+
+def test_flash1_leaves_room_for_what_is_staged() -> None:
+    """MP31 reads P from SRAM: 64 x block_k numbers beside the statistics, of 98,304."""
+    s, _ = chosen_by("flash1", "mp31", n_q=4096)
+    left = 98304 - 64 * s.block_k - 2 * 2 * 64
+    assert s.block_k <= -(-left // 256) < s.block_k + 32
+
+
+def test_flash1_is_reduced_until_it_fits() -> None:
+    """64 rows of K, V, Q and O fill the 64 KiB of MP22: none are left for m and l."""
+    s, why = chosen_by("flash1", "mp22", n_q=4096, d=128)
+    assert (s.block_q, s.block_k) == (48, 48)
+    assert "in steps of 16, reduced until it fits (" in why
+    assert "no more than there are keys" in chosen_by("flash1", "mp31", n_q=100)[1]
+
+
+@pytest.mark.parametrize("block_k", [64, 128, 256, 512])
+def test_flash1_accepts_the_blocks_of_figure_2(block_k: int) -> None:
+    """Up to 512 keys at d = 64 on an A100: enough warp groups hold the scores in registers."""
+    problem = {"n_q": 1024, "batch": 64, "heads": 12}
+    s, why = chosen_by("flash1", "a100-sxm-80gb", {"block_k": block_k}, **problem)
+    assert (s.block_q, s.block_k) == (64, block_k)
+    assert why.startswith(f"block_k {block_k} as given;")
+    whole = {"block_q": 64, "block_k": block_k, "stages": (1,)}
+    assert chosen_by("flash1", "a100-sxm-80gb", whole, **problem) == (s, "tile and stages as given")
+
+
+@pytest.mark.parametrize(
+    ("problem", "splits"),
+    [
+        ({"n_q": 1, "n_k": 8192, "heads": 8}, 7),  # 64 key tiles in 7 runs of at most 10
+        ({"n_q": 1, "n_k": 8192, "heads": 28}, 2),
+        ({"n_q": 1, "n_k": 8192, "heads": 56}, 1),
+        ({"n_q": 1, "n_k": 700}, 6),  # as many as there are key tiles
+        ({"n_q": 1, "n_k": 100}, 1),
+        ({"n_q": 1, "n_k": 2**20}, 56),
+        ({"n_q": 4096}, 1),
+        ({"n_q": 1024}, 4),
+    ],
+)
+def test_split_kv_gives_every_processor_keys(problem: dict[str, int], splits: int) -> None:
+    s, why = chosen_by("split-kv", "mp31", **{"d": 128, **problem})
+    assert s.splits == splits
+    assert f"{splits} split" in why
+
+
+def test_given_splits_are_kept() -> None:
+    assert chosen_by("split-kv", "mp31", {"splits": 3}, n_q=1, n_k=8192)[0].splits == 3
+    assert chosen_by("split-kv", "mp22", n_q=1, n_k=8192)[1].endswith("1 split, as the number of MPs is unknown")
+
+
 # ---------------------------------------------------------------- what is given
 
 
