@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -30,10 +30,13 @@ if TYPE_CHECKING:
     class Rule(Protocol):
         """The general rule: the schedule and why, with some fields `settled`, where a user has not given others.
 
-        `also` maps every schedule that it tries to fields that are to be changed.  Raises CapacityError.
+        `also` maps every schedule that it tries to fields that are to be changed; `rows` are the heights of a query
+        tile that it tries.  Raises CapacityError.
         """
 
-        def __call__(self, settled: Mapping[str, Any], also: Also | None = None) -> tuple[Schedule, str]: ...
+        def __call__(
+            self, also: Also | None = None, *, rows: Sequence[int] = ..., **settled: Any
+        ) -> tuple[Schedule, str]: ...
 
 
 GROUP = "iosim.dataflows"
