@@ -3,7 +3,8 @@
 A schedule changes when, where on chip and by whom, never a value or a byte of HBM traffic beyond what its tile
 sizes say.  The order of a loop is a list of steps for each role:
 
-    issue  start a phase and go on (copies always; matrix work on machines that can)
+    issue  start a phase and go on (copies always; matrix work on machines that can); what one group issues is done in
+           order
     wait   until an issued phase has ended
     run    issue and wait
     take   wait for this group's turn
@@ -69,6 +70,7 @@ class Schedule:
     `splits` is the number of blocks that share the keys of a query tile (flash-decoding).
     `block_d` is the depth of one step of a library matrix product, `softmax_rows` and `softmax_cols` the tile of a
     row softmax (all keys in one tile where a row fits), and `softmax` its kind: "safe", "naive" or "online".
+    `producer`, `pingpong` and `overlap` are what FlashAttention-3 adds to the order of its loop, all of it by default.
     `place` moves a tile between "sram" and "registers" (by default loads are in SRAM and results in registers, unless
     the matrix unit can only read them from SRAM).
     `orders` replaces the default order of a loop, by its index.
@@ -83,6 +85,9 @@ class Schedule:
     softmax_rows: int = 1
     softmax_cols: int = 4096
     softmax: str = "safe"
+    producer: bool = True
+    pingpong: bool = True
+    overlap: bool = True
     place: Mapping[str, Place] = field(default_factory=dict, hash=False)
     orders: Mapping[str, Order] = field(default_factory=dict, hash=False)
 
@@ -99,6 +104,9 @@ class Schedule:
             raise InputError(
                 f"stages: {self.stages!r} is not a tuple of one or more whole numbers, like (2,) or (2, 1)"
             )
+        for name in ("producer", "pingpong", "overlap"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise InputError(f"{name}: {value!r} is not True or False")
         for stage in self.stages:
             require_int("stages", stage, 1, MAX_STAGES)
         for tile, place in self.place.items():

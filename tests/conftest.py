@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from iosim.cli import main
+
+# A loaded machine is no fault of the code; CI draws the same cases every time, a developer's run draws new ones.
+settings.register_profile(
+    "iosim", deadline=None, derandomize="CI" in os.environ, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("iosim")
 
 
 class Answer(NamedTuple):

@@ -336,6 +336,7 @@ CHECKS: Mapping[str, Check] = {
     "flash-backward": check_flash_backward,
     "flash1": check_flash1,
     "flash2": check_flash2,
+    "flash3": check_flash2,
     "softmax-naive": partial(check_softmax, kind="naive"),
     "softmax-online": partial(check_softmax, kind="online"),
     "softmax-safe": partial(check_softmax, kind="safe"),

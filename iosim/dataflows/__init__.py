@@ -13,7 +13,7 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -34,10 +34,13 @@ if TYPE_CHECKING:
     class Rule(Protocol):
         """The general rule: the schedule and why, with some fields `settled`, where a user has not given others.
 
-        `also` maps every schedule that it tries to fields that are to be changed.  Raises CapacityError.
+        `also` maps every schedule that it tries to fields that are to be changed; `rows` are the heights of a query
+        tile that it tries.  Raises CapacityError.
         """
 
-        def __call__(self, settled: Mapping[str, Any], also: Also | None = None) -> tuple[Schedule, str]: ...
+        def __call__(
+            self, also: Also | None = None, *, rows: Sequence[int] = ..., **settled: Any
+        ) -> tuple[Schedule, str]: ...
 
 
 T = TypeVar("T")

@@ -108,10 +108,10 @@ def plan(a: Attention, hardware: Hardware, given: Mapping[str, Any], rule: Rule)
             prints = footprints(flash1(a, s), s, hardware)
             room = _room(prints["attention"]) // size
             if block_k <= max(given.get("block_k", 0), _step(cdiv(room, row))) and all(f.fits for f in prints.values()):
-                s, why = rule(settled)
+                s, why = rule(**settled)
                 own = {"block_q", "block_k", "stages"} - given.keys()
                 return s, _why(a, s, own, room, min(_step(largest), _step(cdiv(room, row)))) if own else why
-    return rule(settled)
+    return rule(**settled)
 
 
 def _step(n: int) -> int:

@@ -102,7 +102,7 @@ def _combine(p: Builder, a: Attention, s: Schedule, Ot: Tensor, Lt: Tensor) -> N
 def plan(a: Attention, hardware: Hardware, given: Mapping[str, Any], rule: Rule) -> tuple[Schedule, str]:
     """The general rule's tile, and the smallest number of splits that gives every processor a block with keys."""
     if "splits" in given:
-        return rule({})
+        return rule()
 
     def also(s: Schedule) -> Mapping[str, Any]:
         tiles = cdiv(a.n_k, s.block_k)
@@ -110,7 +110,7 @@ def plan(a: Attention, hardware: Hardware, given: Mapping[str, Any], rule: Rule)
         # Key tiles are dealt in equal runs, which may leave the last splits none.
         return {"splits": next(n for n in count(wanted) if cdiv(tiles, cdiv(tiles, n)) >= wanted)}
 
-    s, why = rule({}, also)
+    s, why = rule(also)
     there, units = hardware.processors, f"{hardware.called}s"
     blocks = s.splits * a.batch * a.heads * cdiv(a.n_q, s.block_q)
     if s.splits == 1:

@@ -142,6 +142,7 @@ class Group:
     rank: int
     log: Log
     at: tuple[Stay, Action, int] | None = None  # visit, step and iteration that it is at
+    flight: simpy.Process | None = None  # the last phase that it issued
 
     def run(self) -> Process:
         for stay in self.block.stays:
@@ -184,7 +185,14 @@ class Group:
             if step.verb == "run":
                 yield from self.execute(n, task, nth, work, self.log)
             else:
-                block.env.process(self.execute(n, task, nth, work, None))
+                self.flight = block.env.process(self.after(self.flight, self.execute(n, task, nth, work, None)))
+
+    @staticmethod
+    def after(before: simpy.Process | None, work: Process) -> Process:
+        """`work` when `before` has ended: what a group issues is done in order."""
+        if before is not None and before.is_alive:
+            yield before
+        yield from work
 
     def pass_turn(self, n: int, step: Action, nth: int) -> Process:
         block = self.block
@@ -231,21 +239,25 @@ class Group:
                 yield from self.reach(block.arrived[part][number], stay.before[part], "data")
 
     def execute(self, n: int, task: Task, nth: int, work: Work, log: Log | None) -> Process:
-        """Book the phase's units piece by piece, then send its stores on their way.
+        """Book the phase's units, then send its stores on their way.
 
-        `log` is the group's while it waits for the phase, None while the group goes on.
+        `log` is the group's while it waits for the phase, None while the group goes on.  What it waits for comes piece
+        by piece; what it has issued is in the queues of the units as a whole.
         """
         block = self.block
         env, units = block.env, block.processor.units
         if log is not None:
             log.mark(int(env.now))
             log.state = task.cause
-        for piece in range(block.model.pieces if work.lengths else 0):
+        pieces, lengths = block.model.pieces if work.lengths else 0, work.lengths
+        if log is None and pieces > 1:
+            pieces, lengths = 1, tuple((name, length * pieces) for name, length in lengths)
+        for piece in range(pieces):
             if block.floor.named:
-                yield from self.piece(self.name(n, task, nth, piece), work.lengths)
+                yield from self.piece(self.name(n, task, nth, piece), lengths)
                 continue
             now = int(env.now)
-            end = max([units[name].book(now, length, self.log) for name, length in work.lengths])
+            end = max([units[name].book(now, length, self.log) for name, length in lengths])
             yield env.timeout(end - now)
         if log is not None:
             log.mark(int(env.now))

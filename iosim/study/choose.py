@@ -8,7 +8,7 @@ up to 64 rows.  A dataflow may have a rule of its own, which settles some fields
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -38,21 +38,25 @@ def choose(dataflow: Dataflow, a: Attention, hardware: Hardware, given: Mapping[
     Raises CapacityError where nothing fits: itemised, with the capacity and the nearest tile that fits.
     """
 
-    def rule(settled: Mapping[str, Any], also: Also | None = None) -> tuple[Schedule, str]:
-        return _Choice(dataflow, a, hardware, {**settled, **given}, also).take()
+    def rule(also: Also | None = None, *, rows: Sequence[int] = ROWS, **settled: Any) -> tuple[Schedule, str]:
+        return _Choice(dataflow, a, hardware, {**settled, **given}, also, rows).take()
 
-    return rule({}) if dataflow.plan is None else dataflow.plan(a, hardware, given, rule)
+    return rule() if dataflow.plan is None else dataflow.plan(a, hardware, given, rule)
 
 
 @dataclass(frozen=True)
 class _Choice:
-    """The general rule where the fields `given` are settled; `also` says what a dataflow adds to a schedule."""
+    """The general rule where the fields `given` are settled.
+
+    `also` says what a dataflow adds to a schedule, `tried` are heights of a query tile, largest first.
+    """
 
     dataflow: Dataflow
     a: Attention
     hardware: Hardware
     given: Mapping[str, Any]
     also: Also | None
+    tried: Sequence[int]
 
     def take(self) -> tuple[Schedule, str]:
         """The schedule, and why."""
@@ -71,10 +75,10 @@ class _Choice:
 
     @cached_property
     def rows(self) -> list[int]:
-        """Heights of a query tile, largest first."""
+        """Heights of a query tile that make sense."""
         if "block_q" in self.given:
             return [self.given["block_q"]]
-        return [r for r in ROWS if r < 2 * max(self.a.n_q, ROWS[-1])]
+        return [r for r in self.tried if r < 2 * max(self.a.n_q, self.tried[-1])]
 
     def candidates(self, block_q: int, narrowest: int, stages: tuple[int, ...]) -> Iterator[Schedule]:
         """Schedules with query tiles of one height: wide key tiles before narrow ones."""

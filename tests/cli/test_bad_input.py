@@ -14,7 +14,7 @@ CASES = {
     "huge n": (("run", "-n", "99999999", "-d", "64"), "--n: 99999999 is out of range"),
     "zero keys": (("run", "-n", "64", "-d", "64", "--n-k", "0"), "--n-k: 0 is out of range"),
     "heads": (("run", "-n", "64", "-d", "64", "-H", "6", "--kv-heads", "4"), "6 is not a multiple of kv_heads (4)"),
-    "dataflow": (("run", "-n", "64", "-d", "64", "--dataflow", "flash"), "did you mean 'flash2'?"),
+    "dataflow": (("run", "-n", "64", "-d", "64", "--dataflow", "flsh2"), "did you mean 'flash2'?"),
     "machine": (("run", "-n", "64", "-d", "64", "--hw", "mp32"), "did you mean 'mp31'?"),
     "dtype": (("run", "-n", "64", "-d", "64", "--dtype", "fp61"), "did you mean 'fp16'?"),
     "alignment": (

@@ -1,0 +1,82 @@
+"""FlashAttention-3: flash2's program in another order: a producer, consumers in turns, softmax under products.
+
+Shah et al. 2024 (arXiv 2407.08608).  One warp group only issues copies and runs ahead as far as there are buffers.
+Two or three others, 64 rows each, compute.  They take turns at the matrix unit, so that the softmax of one falls under
+the products of another; and within each, the products of two tiles are in flight under the softmax between them.  The
+schedule switches each of the three off: `producer`, `pingpong`, `overlap`.  Values and bytes are those of flash2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from iosim.dataflows.flash2 import flash2
+from iosim.errors import InputError
+from iosim.problem import Attention
+from iosim.program import Program
+from iosim.schedule import Order, Role, Schedule, Step
+
+if TYPE_CHECKING:
+    from iosim.dataflows import Rule
+    from iosim.hardware import Hardware
+
+USES = ("block_q", "block_k", "producer", "pingpong", "overlap")
+ROWS = (192, 128, 64, 32, 16)  # 64 for each consumer
+TAKE, GIVE = Step("take"), Step("give")
+
+
+def flash3(a: Attention, s: Schedule) -> Program:
+    """The program for problem `a` with the tile sizes of schedule `s`."""
+    return replace(flash2(a, s), name="flash3")
+
+
+def order(s: Schedule) -> Order:
+    """The order of the loop over key tiles: QK(t + 1) and PV(t) in flight under softmax(t + 1), if all is on."""
+    slots = s.slots(("k", "v"))
+    turn = ((TAKE,), (GIVE,)) if s.pingpong else ((), ())
+    qk, pv = int(s.overlap), 0  # iterations ahead in which the products are started
+    steps: tuple[Step, ...]
+    if s.overlap:
+        start, rest = (Step("issue", "qk", 1), Step("issue", "pv")), (Step("run", "softmax", 1), Step("wait", "pv"))
+        steps = (*turn[0], *start, *turn[1], Step("wait", "qk", 1), *rest, Step("run", "rescale", 1))
+    elif s.pingpong:  # PV of the last tile and QK of this one in one turn
+        pv = -1
+        start, rest = (Step("run", "pv", -1), Step("issue", "qk")), (Step("run", "softmax"), Step("run", "rescale"))
+        steps = (TAKE, *start, GIVE, Step("wait", "qk"), *rest)
+    else:
+        steps = tuple(Step("run", name) for name in ("qk", "softmax", "rescale", "pv"))
+    if s.producer:
+        roles = [Role("producer", 1, (Step("issue", "k"), Step("issue", "v")))]
+    else:  # as early as a buffer is free
+        steps = (Step("issue", "k", slots["k"] - 1 + qk), Step("issue", "v", slots["v"] - 1 + pv), *steps)
+        roles = []
+    return Order((*roles, Role("consumers", s.groups, steps)), {**slots, "p": 2} if s.overlap else slots)
+
+
+def plan(a: Attention, hardware: Hardware, given: Mapping[str, Any], rule: Rule) -> tuple[Schedule, str]:  # noqa: ARG001
+    """The general rule's tile for three, two or one consumers, in this order; the same one whatever is switched off.
+
+    Raises InputError where copies are not asynchronous.
+    """
+    if not hardware.copy.asynchronous:
+        raise InputError(f"flash3: {hardware.name} has no asynchronous copies, on which its order rests")
+
+    def also(s: Schedule) -> Mapping[str, Any]:
+        if s.orders:
+            return {}
+        sized = "block_q" in given or "block_k" in given
+        return {"orders": {"j": order(s if sized else replace(s, producer=True, pingpong=True, overlap=True))}}
+
+    s, why = rule(also, rows=ROWS)
+    if not given.get("orders"):
+        s = replace(s, orders={"j": order(s)})
+    return s, f"{why}; {_words(s)}"
+
+
+def _words(s: Schedule) -> str:
+    consumers = f"{s.groups} consumer warp group{'s' if s.groups > 1 else ''}"
+    turns = " in ping-pong" if s.pingpong and s.groups > 1 else ""
+    softmax = "under products" if s.overlap else "after products"
+    return f"{'a' if s.producer else 'no'} producer, {consumers}{turns}, softmax {softmax} of its group"
