@@ -90,7 +90,10 @@ def plan(name: str, problem: Attention, machine: Hardware) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("d", [8, 64, 96, 128, 256, 512])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("d", [8, pytest.param(64, marks=SLOW), 96, 128, pytest.param(256, marks=SLOW), 512])
 @pytest.mark.parametrize("name", dataflow_names())
 def test_every_head_dimension_gets_a_tile_that_fits_or_a_clear_refusal(name: str, d: int) -> None:
     for machine in map(load_hardware, profile_names()):

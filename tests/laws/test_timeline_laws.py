@@ -205,6 +205,7 @@ def test_in_a_recorded_order_no_rate_can_be_too_high(case: Case, name: str, fact
         assert after.makespan_ps <= before.makespan_ps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", BOTH)
 @given(cases(), st.sampled_from(RATES + LATENCIES), st.sampled_from((1.05, 1.3, 2.0)))
 @settings(max_examples=25, deadline=None)
@@ -217,6 +218,7 @@ def test_free_arbitration_makes_a_faster_machine_slower_by_little(
         assert after.makespan_ps - after.launch_ps <= ANOMALY * (before.makespan_ps - before.launch_ps)
 
 
+@pytest.mark.slow
 @given(cases())
 @settings(max_examples=25, deadline=None)
 def test_another_buffer_makes_a_kernel_slower_by_little(case: Case) -> None:
