@@ -184,6 +184,9 @@ def compare(
         kinds = ", ".join(f"{f.name} ({f.computes})" for f in flows)
         raise InputError(f"dataflow: {kinds} compute different things and cannot be compared")
     given = _given(schedule)
+    read = {"stages", "groups", "place", "orders"}.union(*(f.uses for f in flows))
+    if not isinstance(schedule, Schedule) and (idle := sorted(given.keys() - read)):
+        raise InputError(f"{idle[0]}: changes nothing in {', '.join(f.name for f in flows)}")
     plans = [(machine, flow, *choose(flow, problem, machine, given)) for machine in machines for flow in flows]
     programs = {(flow.name, chosen): flow(problem, chosen) for _, flow, chosen, _ in plans}
     checks = _checks(problem, programs, seed, note) if check else {}

@@ -24,6 +24,10 @@ CASES = {
     "fidelity": (("run", "-n", "64", "-d", "64", "--fidelity", "fare"), "did you mean 'fair'?"),
     "stages": (("run", "-n", "64", "-d", "64", "--stages", "two"), "--stages: 'two' is not a whole number"),
     "no stage": (("run", "-n", "64", "-d", "64", "--stages", "0"), "--stages: 0 is out of range; 1 to 16 is allowed"),
+    "idle option": (
+        ("run", "-n", "64", "-d", "64", "--dataflow", "flash2", "--splits", "4"),
+        "--splits: changes nothing in flash2",
+    ),
     "missing d": (("run", "-n", "64"), "Missing option '--d'"),
     "not a number": (("run", "-n", "many", "-d", "64"), "'many' is not a valid integer"),
     "option": (("run", "-n", "64", "-d", "64", "--batches", "2"), "--batch"),
