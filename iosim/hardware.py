@@ -19,8 +19,8 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from math import ceil, floor, inf
 from pathlib import Path
@@ -55,6 +55,7 @@ _UNITS = {  # the end of a key → the unit that people read
     "_per_clock": "/clock",
     "_cycles": "cycles",
     "_mhz": "MHz",
+    "_w_per_ghz3": "W/GHz^3",
     "_us": "us",
     "_w": "W",
     "_pj_per_byte": "pJ/B",
@@ -181,6 +182,7 @@ _AmountKnown = Annotated[Quantity, _Rule(known=True)]
 _ZeroOrAmount = Annotated[Quantity, _Rule(least=0)]
 _ZeroOrAmountKnown = Annotated[Quantity, _Rule(least=0, known=True)]
 _Fraction = Annotated[Quantity, _Rule(most=1, known=True)]
+_Share = Annotated[Quantity, _Rule(most=10, known=True)]
 _Text = Annotated[str, StringConstraints(strict=True, strip_whitespace=True, min_length=1)]
 _Line = Annotated[str, StringConstraints(strict=True, pattern=r"^[^\x00-\x1f\x7f]{1,200}$")]
 _Name = Annotated[str, StringConstraints(strict=True, pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
@@ -195,6 +197,27 @@ class _Processor(_Table):
     max_threads: _Count
     max_threads_per_block: _CountKnown
     max_blocks: _Count
+    boost_clock_mhz: _AmountKnown | None = None  # without matrix instructions
+    matrix_clock_mhz: _AmountKnown | None = None  # at most, with them
+    barrier_cycles: _ZeroOrAmountKnown | None = None  # of a block of no warps
+    barrier_cycles_per_warp: _ZeroOrAmountKnown | None = None
+    reduce_cycles: _ZeroOrAmountKnown | None = None  # maximum over the lanes that share a row
+    turn_cycles: _ZeroOrAmountKnown | None = None  # to hand a turn from one warp group to another
+    arrival_cycles: _ZeroOrAmountKnown | None = None  # to see that a copy by the engine has arrived
+
+
+class _Power(_Table):
+    """Board power is f^3 times the sum of these for a clock f.
+
+    `matrix` at the peak FLOP a clock, `vector` with an instruction in each issue slot, `l2` for each byte a clock that
+    every processor reads from the L2.
+    """
+
+    limit_w: _AmountKnown
+    idle_w_per_ghz3: _AmountKnown
+    matrix_w_per_ghz3: _AmountKnown
+    vector_w_per_ghz3: _AmountKnown
+    l2_w_per_ghz3: _AmountKnown
 
 
 class _Hbm(_Table):
@@ -214,6 +237,8 @@ class _Cache(_Table):
     partitions: _Count
     private_partitions: StrictBool  # does a partition serve only its own share of the processors?
     bandwidth_gb_per_s: _Amount  # all partitions together
+    write_bandwidth_gb_per_s: _AmountKnown | None = None  # the same as for reads where it is not given
+    add_bandwidth_gb_per_s: _AmountKnown | None = None  # of fp32 reductions, payload; the same as for writes
     latency_cycles: _ZeroOrAmount
 
 
@@ -237,6 +262,7 @@ class _Registers(_Table):
     name: Literal["registers"]
     registers_per_processor: _Count  # of 32 bits
     max_registers_per_thread: _Count
+    registers_per_warp_unit: _CountKnown | None = None  # a warp's registers are given out in multiples of this
 
 
 class _Memory(_Table):
@@ -252,6 +278,7 @@ class _Copy(_Table):
     name: _Line
     asynchronous: StrictBool
     bandwidth_bytes_per_clock: _Amount  # of one processor's port
+    latency_cycles: _ZeroOrAmountKnown | None = None  # beyond that of the level read
 
 
 class _Rates(_Table):
@@ -273,6 +300,10 @@ class _Matrix(_Table):
     instruction_m_max: _Count
     instruction_n_max: _Count
     tflops: _Rates  # whole chip, dense
+    drain_cycles: _ZeroOrAmountKnown | None = None  # from the last of a chain of products to its result
+    issue_share: _ZeroOrAmountKnown | None = None  # issue slots of the vector lanes taken for each busy cycle
+    lone_share: _Fraction | None = None  # of the rate, that one warp group alone reaches
+    power_factor: _Share | None = None  # power of a FLOP against that of [matrix]
 
 
 class _Exp(_Table):
@@ -281,10 +312,12 @@ class _Exp(_Table):
 
 class _Vector(_Table):
     lanes_per_clock: _Amount  # FP32 lanes of one processor; an FMA takes one lane
+    alu_lanes_per_clock: _AmountKnown | None = None  # maxima, comparisons, conversions; the same where not given
 
 
 class _Launch(_Table):
     kernel_us: _ZeroOrAmountKnown
+    block_cycles: _ZeroOrAmountKnown | None = None  # from the end of a block to the first instruction of the next
 
 
 class _Energy(_Table):
@@ -308,10 +341,13 @@ class _Profile(_Table):
     processor: _Processor
     memory: _Memory
     copy_: _Copy = Field(alias="copy")
+    copy_threads: _Copy | None = None  # asynchronous copies that threads issue, beside a copy engine
     matrix: _Matrix
+    matrix_warp: _Matrix | None = None  # an instruction that one warp issues, beside one of a warp group
     exp: _Exp
     vector: _Vector
     launch: _Launch
+    power: _Power | None = None
     energy: _Energy
     sources: dict[str, _Line] = Field(default_factory=dict)  # what the short names in `source` stand for
 
@@ -363,6 +399,8 @@ class Cache:
     name: str
     capacity_bytes: int | None
     bandwidth: int | None
+    write_bandwidth: int | None
+    add_bandwidth: int | None
     latency_ps: int | None
     partitions: int | None
     private_partitions: bool
@@ -390,11 +428,12 @@ class TensorMemory:
 
 @dataclass(frozen=True, slots=True)
 class CopyEngine:
-    """What fills the SRAM of one processor: bytes a second of its port."""
+    """What fills the SRAM of one processor: bytes a second of its port, latency beyond that of the level read."""
 
     name: str
     asynchronous: bool
     bandwidth: int | None
+    latency_ps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,7 +441,9 @@ class MatrixUnit:
     """The matrix instruction: where operands and accumulators live, its smallest and largest tile.
 
     `instruction_m`, `_n` and `_k` are the smallest sizes, of which others are multiples (`_k` for operands of
-    2 bytes); `issued_by` says who issues one: a warp, a warp group or a block.
+    2 bytes); `issued_by` says who issues one: a warp, a warp group or a block.  `rates` are FLOP/s of one processor by
+    dtype, of which one warp group alone reaches `lone_share`; a result is there `drain_ps` after its last product.
+    Each busy cycle takes `issue_share` cycles of the vector lanes' issue slots.
     """
 
     name: str
@@ -415,6 +456,22 @@ class MatrixUnit:
     instruction_k: int | None
     instruction_m_max: int | None
     instruction_n_max: int | None
+    drain_ps: int
+    issue_share: float
+    lone_share: float
+    power_factor: float
+    rates: Mapping[str, int] = field(hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """What limits the clock: watts, and watts per GHz^3 of each part at full rate (L2: for a byte a clock each)."""
+
+    limit_w: float
+    idle_w_per_ghz3: float
+    matrix_w_per_ghz3: float
+    vector_w_per_ghz3: float
+    l2_w_per_ghz3: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,7 +493,7 @@ class Energy:
 class Hardware:
     """A validated machine in SI units; made by `load_hardware` and by `with_value`.
 
-    Rates (`clock_hz`, `vector_rate`, `exp_rate`, `matrix_rate`) are per second, all but the clock of one
+    Rates (`clock_hz`, `vector_rate`, `alu_rate`, `exp_rate`, `matrix_rate`) are per second, all but the clock of one
     processor. `registers` counts 32-bit registers of one processor. `profile_hash` is the SHA-256 of the
     profile's content: comments and layout of the file do not change it.
     """
@@ -451,11 +508,13 @@ class Hardware:
     clock_hz: int | None = field(repr=False)
     warp_size: int = field(repr=False)
     group_threads: int = field(repr=False)
+    warps_per_group: int = field(repr=False)
     max_threads: int | None = field(repr=False)
     max_threads_per_block: int = field(repr=False)
     max_blocks: int | None = field(repr=False)
     registers: int | None = field(repr=False)
     max_registers_per_thread: int | None = field(repr=False)
+    registers_per_warp_unit: int = field(repr=False)
     hbm: DeviceMemory = field(repr=False)
     caches: tuple[Cache, ...] = field(repr=False)  # outermost first
     sram: Sram = field(repr=False)
@@ -464,8 +523,19 @@ class Hardware:
     matrix: MatrixUnit = field(repr=False)
     exp_rate: int | None = field(repr=False)  # exponentials
     vector_rate: int | None = field(repr=False)  # lane operations; an FMA is one, and two FLOPs
+    alu_rate: int | None = field(repr=False)  # maxima, comparisons, conversions; each is a lane operation too
+    barrier_ps: tuple[int, int] = field(repr=False)  # of a block, and for each of its warps
+    reduce_ps: int = field(repr=False)
+    turn_ps: int = field(repr=False)
+    arrival_ps: int = field(repr=False)
     launch_ps: int = field(repr=False)
+    block_ps: int = field(repr=False)
+    power: Power | None = field(repr=False)
+    boost_hz: int | None = field(repr=False)
+    matrix_hz: int | None = field(repr=False)
     energy: Energy = field(repr=False)
+    matrices: tuple[MatrixUnit, ...] = field(repr=False)  # all that a kernel may choose from
+    copies: tuple[CopyEngine, ...] = field(repr=False)
     sources: tuple[tuple[str, str], ...] = field(repr=False)  # short names in a `source`, spelt out
     _profile: _Profile = field(repr=False, compare=False)
     _content: str = field(repr=False, compare=False)  # canonical JSON
@@ -488,9 +558,55 @@ class Hardware:
         """
         if dtype not in DTYPES:
             raise InputError(f"dtype {dtype!r}: must be one of {', '.join(DTYPES)}{nearest(dtype, DTYPES)}")
-        rate: Quantity | None = getattr(self._profile.matrix.tflops, dtype, None)
-        chip = _scaled(rate, _TERA) if rate else None
-        return None if chip is None or self.processors is None else chip // self.processors
+        return self.matrix.rates.get(dtype)
+
+    def with_units(self, names: Iterable[str]) -> "Hardware":
+        """The machine as a kernel sees it that uses these matrix and copy instructions, by their names in the profile.
+
+        Raises InputError for a name that the profile does not have.
+        """
+        out = self
+        for name in names:
+            units: tuple[MatrixUnit | CopyEngine, ...] = self.matrices + self.copies
+            known = {unit.name: unit for unit in units}
+            if name not in known:
+                raise InputError(
+                    f"{self.name}: has no unit {name!r}{nearest(name, known)}; it has {', '.join(map(repr, known))}"
+                )
+            unit = known[name]
+            out = replace(out, matrix=unit) if isinstance(unit, MatrixUnit) else replace(out, copy=unit)
+        return out
+
+    def at_clock(self, clock_hz: int) -> "Hardware":
+        """The machine with its processors at another clock: all that is counted in their cycles changes with it.
+
+        Device memory and the bandwidth of caches keep their time.
+        """
+        if not self.clock_hz or clock_hz == self.clock_hz:
+            return self
+        ratio = Fraction(clock_hz, self.clock_hz)
+        return replace(
+            self,
+            clock_hz=clock_hz,
+            caches=tuple(replace(c, latency_ps=_slower(c.latency_ps, ratio)) for c in self.caches),
+            sram=replace(
+                self.sram,
+                bandwidth=_faster(self.sram.bandwidth, ratio),
+                latency_ps=_slower(self.sram.latency_ps, ratio),
+            ),
+            matrices=tuple(_unit_at(unit, ratio) for unit in self.matrices),
+            copies=tuple(_unit_at(unit, ratio) for unit in self.copies),
+            copy=_unit_at(self.copy, ratio),
+            matrix=_unit_at(self.matrix, ratio),
+            exp_rate=_faster(self.exp_rate, ratio),
+            vector_rate=_faster(self.vector_rate, ratio),
+            alu_rate=_faster(self.alu_rate, ratio),
+            barrier_ps=cast("tuple[int, int]", tuple(_slower(part, ratio) for part in self.barrier_ps)),
+            reduce_ps=cast("int", _slower(self.reduce_ps, ratio)),
+            turn_ps=cast("int", _slower(self.turn_ps, ratio)),
+            arrival_ps=cast("int", _slower(self.arrival_ps, ratio)),
+            block_ps=cast("int", _slower(self.block_ps, ratio)),
+        )
 
     def fields(self) -> list[Fact]:
         """Every number of the profile, in the order of the schema."""
@@ -523,7 +639,7 @@ class Hardware:
         return [
             name
             for name, quantity in _quantities(self._profile)
-            if quantity.value is None and not name.startswith(("energy.", "matrix."))
+            if quantity.value is None and not name.startswith(("energy.", "matrix.", "matrix_warp."))
         ]
 
     def with_value(self, name: str, value: float | str | bool | None) -> "Hardware":
@@ -539,7 +655,7 @@ class Hardware:
         data = json.loads(self._content)
         table, key = _table_of(data, name)
         if table is None:
-            raise InputError(f"{origin}: {name}: this machine has no such level")
+            raise InputError(f"{origin}: {name}: this machine has no {name.rpartition('.')[0]}")
         table[key] = _assumed(value, table.get(key)) if kinds[name] is Quantity else value
         return _build(data, origin)
 
@@ -735,6 +851,8 @@ def _contradictions(profile: _Profile) -> Iterator[str]:
 
 def _convert(profile: _Profile, content: str) -> Hardware:
     processor, memory, clock = profile.processor, profile.memory, profile.processor.clock_mhz
+    copies = [_copy_engine(c, clock) for c in (profile.copy_, profile.copy_threads) if c]
+    matrices = [_matrix_unit(m, processor) for m in (profile.matrix, profile.matrix_warp) if m]
     return Hardware(
         name=profile.name,
         profile_hash=hashlib.sha256(content.encode("ascii")).hexdigest(),
@@ -745,20 +863,36 @@ def _convert(profile: _Profile, content: str) -> Hardware:
         processors=_scaled(processor.count),
         clock_hz=_scaled(clock, _MEGA),
         warp_size=_known(processor.warp_size),
+        warps_per_group=_known(processor.warps_per_group),
         group_threads=_known(processor.warp_size) * _known(processor.warps_per_group),
         max_threads=_scaled(processor.max_threads),
         max_threads_per_block=_known(processor.max_threads_per_block),
         max_blocks=_scaled(processor.max_blocks),
         registers=_scaled(memory.registers.registers_per_processor),
         max_registers_per_thread=_scaled(memory.registers.max_registers_per_thread),
+        registers_per_warp_unit=_optional(memory.registers.registers_per_warp_unit, 1),
         hbm=_device_memory(memory.hbm, clock),
         caches=tuple(_cache(level, clock) for level in (memory.l3, memory.l2) if level),
         sram=_sram(memory.sram, clock),
         tmem=_tensor_memory(memory.tmem, clock) if memory.tmem else None,
-        copy=_copy_engine(profile.copy_, clock),
-        matrix=_matrix_unit(profile.matrix),
+        copy=copies[0],
+        matrix=matrices[0],
+        matrices=tuple(matrices),
+        copies=tuple(copies),
         exp_rate=_per_second(profile.exp.ops_per_clock, clock),
         vector_rate=_per_second(profile.vector.lanes_per_clock, clock),
+        alu_rate=_per_second(profile.vector.alu_lanes_per_clock or profile.vector.lanes_per_clock, clock),
+        barrier_ps=(
+            _optional_ps(processor.barrier_cycles, clock),
+            _optional_ps(processor.barrier_cycles_per_warp, clock),
+        ),
+        reduce_ps=_optional_ps(processor.reduce_cycles, clock),
+        turn_ps=_optional_ps(processor.turn_cycles, clock),
+        arrival_ps=_optional_ps(processor.arrival_cycles, clock),
+        block_ps=_optional_ps(profile.launch.block_cycles, clock),
+        power=_power(profile.power) if profile.power else None,
+        boost_hz=_scaled(processor.boost_clock_mhz, _MEGA),
+        matrix_hz=_scaled(processor.matrix_clock_mhz, _MEGA),
         launch_ps=ceil(cast("Fraction", _exact(profile.launch.kernel_us)) * _MEGA),
         energy=Energy(**{name: getattr(profile.energy, name).value for name in _Energy.model_fields}),
         sources=tuple(profile.sources.items()),
@@ -780,10 +914,14 @@ def _device_memory(hbm: _Hbm, clock: Quantity) -> DeviceMemory:
 
 
 def _cache(cache: _Cache, clock: Quantity) -> Cache:
+    read = _scaled(cache.bandwidth_gb_per_s, _GIGA)
+    write = _optional(cache.write_bandwidth_gb_per_s, read, _GIGA)
     return Cache(
         name=cache.name,
         capacity_bytes=_scaled(cache.capacity_mib, _MIB),
-        bandwidth=_scaled(cache.bandwidth_gb_per_s, _GIGA),
+        bandwidth=read,
+        write_bandwidth=write,
+        add_bandwidth=_optional(cache.add_bandwidth_gb_per_s, write, _GIGA),
         latency_ps=_picoseconds(cache.latency_cycles, clock),
         partitions=_scaled(cache.partitions),
         private_partitions=cache.private_partitions,
@@ -809,10 +947,13 @@ def _tensor_memory(tmem: _TensorMemory, clock: Quantity) -> TensorMemory:
 
 
 def _copy_engine(copy: _Copy, clock: Quantity) -> CopyEngine:
-    return CopyEngine(copy.name, copy.asynchronous, _per_second(copy.bandwidth_bytes_per_clock, clock))
+    bandwidth = _per_second(copy.bandwidth_bytes_per_clock, clock)
+    return CopyEngine(copy.name, copy.asynchronous, bandwidth, _optional_ps(copy.latency_cycles, clock))
 
 
-def _matrix_unit(matrix: _Matrix) -> MatrixUnit:
+def _matrix_unit(matrix: _Matrix, processor: _Processor) -> MatrixUnit:
+    chip = {name: _scaled(getattr(matrix.tflops, name), _TERA) for name in _Rates.model_fields}
+    processors = _scaled(processor.count)
     return MatrixUnit(
         name=matrix.name,
         issued_by=matrix.issued_by,
@@ -824,7 +965,26 @@ def _matrix_unit(matrix: _Matrix) -> MatrixUnit:
         instruction_k=_scaled(matrix.instruction_k),
         instruction_m_max=_scaled(matrix.instruction_m_max),
         instruction_n_max=_scaled(matrix.instruction_n_max),
+        drain_ps=_optional_ps(matrix.drain_cycles, processor.clock_mhz),
+        issue_share=float(_optional_number(matrix.issue_share, 0.0)),
+        lone_share=float(_optional_number(matrix.lone_share, 1.0)),
+        power_factor=float(_optional_number(matrix.power_factor, 1.0)),
+        rates={name: rate // processors for name, rate in chip.items() if rate is not None and processors},
     )
+
+
+def _power(power: _Power) -> Power:
+    return Power(**{name: _optional_number(getattr(power, name), 0.0) for name in _Power.model_fields})
+
+
+def _unit_at(unit: Any, ratio: Fraction) -> Any:
+    """A matrix or copy unit at `ratio` times its clock."""
+    if isinstance(unit, CopyEngine):
+        return replace(
+            unit, bandwidth=_faster(unit.bandwidth, ratio), latency_ps=cast("int", _slower(unit.latency_ps, ratio))
+        )
+    rates = {name: floor(rate * ratio) for name, rate in unit.rates.items()}
+    return replace(unit, rates=rates, drain_ps=cast("int", _slower(unit.drain_ps, ratio)))
 
 
 # ---------------------------------------------------------------- numbers
@@ -848,6 +1008,28 @@ def _known(quantity: Quantity, factor: int = 1) -> int:
 def _per_second(per_clock: Quantity, clock_mhz: Quantity) -> int | None:
     amount, clock = _exact(per_clock), _exact(clock_mhz)
     return None if amount is None or clock is None else floor(amount * clock * _MEGA)
+
+
+def _optional(quantity: Quantity | None, otherwise: Any, factor: int = 1) -> Any:
+    """As `_scaled`, for a field that a profile may leave out."""
+    return otherwise if quantity is None else _scaled(quantity, factor)
+
+
+def _optional_number(quantity: Quantity | None, otherwise: float) -> float:
+    return otherwise if quantity is None or quantity.value is None else float(quantity.value)
+
+
+def _optional_ps(cycles: Quantity | None, clock_mhz: Quantity) -> int:
+    """Cycles in picoseconds; 0 for a field that a profile leaves out."""
+    return 0 if cycles is None else (_picoseconds(cycles, clock_mhz) or 0)
+
+
+def _faster(rate: int | None, ratio: Fraction) -> int | None:
+    return None if rate is None else floor(rate * ratio)
+
+
+def _slower(time: int | None, ratio: Fraction) -> int | None:
+    return None if time is None else ceil(time / ratio)
 
 
 def _picoseconds(cycles: Quantity, clock_mhz: Quantity) -> int | None:
@@ -904,7 +1086,7 @@ def _quantities(model: BaseModel, loc: tuple[str, ...] = ()) -> Iterator[tuple[s
 
 def _unit(name: str) -> str:
     """The unit that a dotted name ends with; empty for counts and shares."""
-    if name.startswith("matrix.tflops."):
+    if ".tflops." in name:
         return "TFLOPS"
     return next((unit for end, unit in sorted(_UNITS.items(), key=lambda u: -len(u[0])) if name.endswith(end)), "")
 
@@ -915,7 +1097,7 @@ def _table_of(data: dict[str, Any], name: str) -> tuple[dict[str, Any] | None, s
     table: dict[str, Any] = data
     for step in path:
         levels = [level for level in data["memory"] if level["name"] == step]
-        if step in LEVELS and not levels:
+        if not levels and (step in LEVELS or step not in table):
             return None, key
         table = levels[0] if levels else table[step]
     return table, key

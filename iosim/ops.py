@@ -7,7 +7,10 @@ counted on whole tiles, as the hardware executes them:
 
     matrix   FLOPs (a multiply-add is two)
     vector   FP32 lane operations (a fused multiply-add is one)
+    alu      lane operations of the other kind: maxima, comparisons, conversions
     exp      special-function operations (exp2, log2, reciprocal)
+
+A scale that follows the difference of an exp is one fused multiply-add with it; a conversion makes two numbers at once.
 
 Infinities are handled here, once: exp(scale * (-inf - m)) is 0 whatever m is, x / 0 is 0 and log 0 is -inf.
 A fully masked row then gives O = 0 and a log-sum-exp of -inf without a special case anywhere else.
@@ -197,18 +200,18 @@ def _size(shape: Shape) -> int:
     return shape[0] * shape[1]
 
 
-def _lanes(count: int) -> Callable[[Shape, tuple[Shape, ...]], Work]:
-    """`count` vector operations an element of the largest tile involved."""
-    return lambda out, args: {"vector": count * max(map(_size, (out, *args)))}
+def _lanes(count: int, unit: str = "vector") -> Callable[[Shape, tuple[Shape, ...]], Work]:
+    """`count` operations an element of the largest tile involved."""
+    return lambda out, args: {unit: count * max(map(_size, (out, *args)))}
 
 
 OPS: Mapping[str, Op] = {
     "fill": Op(_given, _fill, _lanes(1)),
     "matmul": Op(_product, _matmul, lambda out, args: {"matrix": 2 * _size(out) * args[0][1]}),
-    "mask": Op(lambda shapes, _: shapes[0], _mask, _lanes(2), selects=True),
-    "rowmax": Op(_column, _rowmax, _lanes(1), selects=True),
+    "mask": Op(lambda shapes, _: shapes[0], _mask, _lanes(2, "alu"), selects=True),
+    "rowmax": Op(_column, _rowmax, _lanes(1, "alu"), selects=True),
     "rowsum": Op(_column, _rowsum, _lanes(1)),
-    "max": Op(_broadcast, _max, _lanes(1), selects=True),
+    "max": Op(_broadcast, _max, _lanes(1, "alu"), selects=True),
     "add": Op(_broadcast, _add, _lanes(1)),
     "sub": Op(_broadcast, _sub, _lanes(1)),
     "mul": Op(_broadcast, _mul, _lanes(1)),
@@ -216,5 +219,5 @@ OPS: Mapping[str, Op] = {
     "exp": Op(_broadcast, _exp, lambda out, _: {"vector": _size(out), "exp": _size(out)}),
     "log": Op(_broadcast, _log, lambda out, _: {"vector": _size(out), "exp": _size(out)}),
     "scale": Op(_broadcast, _scale, _lanes(1)),
-    "cast": Op(_broadcast, _cast, _lanes(1)),
+    "cast": Op(_broadcast, _cast, lambda out, _: {"alu": -(-_size(out) // 2)}),
 }

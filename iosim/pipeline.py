@@ -182,7 +182,7 @@ def _check_order(where: str, cut: Sequence[Phase], order: Order) -> None:
         for step in role.steps:
             if step.verb not in get_args(Verb):
                 raise InputError(f"{where}: {step.verb!r} is not one of {', '.join(get_args(Verb))}")
-            if step.verb in ("take", "give"):
+            if step.verb in ("take", "give", "sync"):
                 continue
             if step.phase not in known:
                 raise InputError(f"{where}: the order names phase {step.phase!r}, which the loop does not have"

@@ -9,6 +9,7 @@ sizes say.  The order of a loop is a list of steps for each role:
     run    issue and wait
     take   wait for this group's turn
     give   pass the turn to the next group
+    sync   wait until all groups of the role are here (a barrier)
 
 `ahead` gives the iteration, relative to the loop counter, that the step is about; steps that fall outside the
 loop are skipped, which makes the prologue and the epilogue of a software pipeline.
@@ -23,7 +24,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from iosim.errors import InputError, nearest
 from iosim.problem import require_int
 
-Verb: TypeAlias = Literal["issue", "wait", "run", "take", "give"]
+Verb: TypeAlias = Literal["issue", "wait", "run", "take", "give", "sync"]
 Place: TypeAlias = Literal["sram", "registers", "tmem"]
 
 MAX_BLOCK = 8192
@@ -74,6 +75,15 @@ class Schedule:
     `place` moves a tile between "sram" and "registers" (by default loads are in SRAM and results in registers, unless
     the matrix unit can only read them from SRAM).
     `orders` replaces the default order of a loop, by its index.
+
+    What a compiler or an author has settled beyond that: `units` names the matrix and copy instructions, where the
+    machine has several; `registers` is what a thread has, of which `spills` more words live in device memory;
+    `shares` names, for a tile, another whose buffer it takes, as the two are never alive together; in a `persistent`
+    kernel a processor keeps its blocks and takes the next tile of the grid without a new start.  `cycles` is what the
+    code adds to its operations, for a warp group: by the name of a phase after it ends, as "mask" to a phase that
+    applies a mask, as "enter" and "leave" to a block.  `instructions` are issue slots of a lane that its code takes
+    beyond its operations (addresses, moves, the care for small numbers): "score" for each exp of a tile, "product" for
+    each matrix instruction.
     """
 
     block_q: int
@@ -90,6 +100,13 @@ class Schedule:
     overlap: bool = True
     place: Mapping[str, Place] = field(default_factory=dict, hash=False)
     orders: Mapping[str, Order] = field(default_factory=dict, hash=False)
+    units: tuple[str, ...] = ()
+    registers: int | None = None
+    spills: int = 0
+    shares: Mapping[str, str] = field(default_factory=dict, hash=False)
+    persistent: bool = False
+    cycles: Mapping[str, int] = field(default_factory=dict, hash=False)
+    instructions: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         for name in ("block_q", "block_k", "block_d", "softmax_rows"):

@@ -80,23 +80,29 @@ def unroll(shape: Shape, parts: int) -> Stays:
 class Block:
     """One block on one processor.
 
-    Its workers run every segment; the other roles of an order (a producer, say) run their loop only.
+    Its workers run every segment; the other roles of an order (a producer, say) run their loop only.  A `warm` one
+    follows another in a persistent kernel: its first copies were under way before, and only their bytes take time.
     """
 
-    def __init__(self, floor: Floor, processor: Processor, stays: Stays, number: int) -> None:
-        self.floor, self.processor, self.stays, self.number = floor, processor, stays, number
+    def __init__(self, floor: Floor, processor: Processor, stays: Stays, number: int, *, warm: bool = False) -> None:
+        self.floor, self.processor, self.stays, self.number, self.warm = floor, processor, stays, number, warm
         self.env, self.model = floor.env, floor.model
         workers = range(self.model.workers)
         self.arrived = [[Progress() for _ in tasks] for tasks in self.model.tasks]
         self.done = [[[Progress() for _ in workers] for _ in tasks] for tasks in self.model.tasks]
         self.turns: dict[tuple[int, str, int], Progress] = {}
         self.leaving, self.left = 0, Progress()
+        self.here: dict[str, Progress] = {}
 
     def run(self, logs: Mapping[tuple[str, int], Log]) -> Process:
         """Run the block to its end; `logs` has a log for each (role, rank)."""
         groups = [Group(self, role, rank, log) for (role, rank), log in logs.items()]
         self.floor.open[self.number] = groups
+        if self.model.cycles("enter"):
+            yield self.env.timeout(self.model.cycles("enter"))
         yield self.env.all_of([self.env.process(group.run()) for group in groups])
+        if self.model.cycles("leave"):
+            yield self.env.timeout(self.model.cycles("leave"))
         now = int(self.env.now)
         for log in logs.values():  # groups that ended early waited for the last one
             log.state = "barrier"
@@ -143,6 +149,7 @@ class Group:
     log: Log
     at: tuple[Stay, Action, int] | None = None  # visit, step and iteration that it is at
     flight: simpy.Process | None = None  # the last phase that it issued
+    synced: int = 0  # barriers that it has come to
 
     def run(self) -> Process:
         for stay in self.block.stays:
@@ -168,11 +175,15 @@ class Group:
         """One step in iteration u of a visit."""
         block, task, n = self.block, step.task, stay.part
         nth = stay.before[n] + u  # of the iterations of all visits
-        if task is None:
+        if step.verb == "sync":
+            yield from self.sync(n)
+        elif task is None:
             yield from self.pass_turn(n, step, nth)
         elif step.verb == "wait":
             table = block.arrived[n][task.number] if task.phase.copy else block.done[n][task.number][self.rank]
             yield from self.reach(table, nth + 1, task.cause)
+            if task.phase.copy:
+                yield from self.pause(block.model.hardware.arrival_ps, "data")
         elif task.phase.copy:
             if self.rank == 0:
                 yield from self.copy(stay, step, task, u)
@@ -203,6 +214,18 @@ class Group:
             following.end(following.count)
         else:  # group 0 holds the first turn without being given it
             yield from self.reach(block.turn(n, self.role, self.rank), nth + (self.rank > 0), "barrier")
+            yield from self.pause(block.model.hardware.turn_ps, "barrier")
+
+    def sync(self, n: int) -> Process:
+        """Wait at a barrier of all groups of the role."""
+        block = self.block
+        order = block.model.parts[n].order.roles
+        count = next((r.count for r in order if r.name == self.role), order[-1].count)
+        here = block.here.setdefault(self.role, Progress())
+        here.end(here.count)
+        self.synced += 1
+        yield from self.reach(here, self.synced * count, "barrier")
+        yield from self.pause(block.model.barrier(count), "barrier")
 
     def copy(self, stay: Stay, step: Action, task: Task, u: int) -> Process:
         """Issue a copy once all groups have read what was in its buffer, and stored what it loads."""
@@ -219,7 +242,8 @@ class Group:
         moves = stay.work[u][task.number].moves
         for transfer in moves:
             block.floor.add(transfer)
-            latency = block.model.latency(transfer)
+            early = block.warm and u < block.model.parts[n].order.slots.get(task.phase.name, 1)
+            latency = 0 if early else block.model.latency(transfer)
             block.move(transfer, self.name(n, task, nth), self.log, latency, lambda: arrived.end(nth))
         if not moves:  # guarded out, or outside of its tensor
             arrived.end(nth)
@@ -249,16 +273,19 @@ class Group:
         if log is not None:
             log.mark(int(env.now))
             log.state = task.cause
-        pieces, lengths = block.model.pieces if work.lengths else 0, work.lengths
+        pieces, lengths, chain = block.model.pieces if work.lengths else 0, work.lengths, work.cost.chain
         if log is None and pieces > 1:
-            pieces, lengths = 1, tuple((name, length * pieces) for name, length in lengths)
+            pieces, lengths, chain = 1, tuple((name, length * pieces) for name, length in lengths), chain * pieces
         for piece in range(pieces):
+            now = int(env.now)
             if block.floor.named:
                 yield from self.piece(self.name(n, task, nth, piece), lengths)
-                continue
-            now = int(env.now)
-            end = max([units[name].book(now, length, self.log) for name, length in lengths])
-            yield env.timeout(end - now)
+                end = int(env.now)
+            else:
+                end = max([units[name].book(now, length, self.log) for name, length in lengths])
+            yield env.timeout(max(end, now + chain) - int(env.now))
+        if work.cost.lag:
+            yield env.timeout(work.cost.lag)
         if log is not None:
             log.mark(int(env.now))
         for k, transfer in enumerate(work.moves):
@@ -298,6 +325,14 @@ class Group:
             self.log.mark(int(self.block.env.now))
             self.log.state = cause
             yield progress.reach(self.block.env, target)
+            self.log.mark(int(self.block.env.now))
+
+    def pause(self, length: int, cause: Cause) -> Process:
+        """Do nothing for `length` ps."""
+        if length:
+            self.log.mark(int(self.block.env.now))
+            self.log.state = cause
+            yield self.block.env.timeout(length)
             self.log.mark(int(self.block.env.now))
 
     def name(self, n: int, task: Task, nth: int, piece: int = 0) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from math import prod
+from math import ceil, prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from iosim.dtypes import dtype
@@ -51,11 +51,28 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """What a phase does in one iteration: ps on the own units for each piece of each group, and what it moves."""
+class Cost:
+    """What computing takes: ps on the own units for each piece of each group.
 
-    lengths: Lengths
+    A group alone needs `chain` ps for a piece, as its instructions follow one another, and its results are there
+    `lag` ps after the last piece.
+    """
+
+    lengths: Lengths = ()
+    chain: int = 0
+    lag: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a phase does in one iteration: what it computes, and what it moves."""
+
+    cost: Cost
     moves: tuple[Transfer, ...]
+
+    @property
+    def lengths(self) -> Lengths:
+        return self.cost.lengths
 
 
 Iteration: TypeAlias = tuple[Work, ...]  # by number of the phase
@@ -240,41 +257,108 @@ class Model:
 
     # ------------------------------------------------------------------ work of a phase
 
-    def lengths(self, nodes: Sequence[Leaf]) -> Lengths:
-        """(unit, ps) that one piece of one warp group's share of the nodes takes."""
-        amounts = {"matrix": 0, "vector": 0, "exp": 0, "sram": 0}
-        rate = 0
-        for node in nodes:
-            if not isinstance(node, Compute):
-                continue
+    def cost(self, phase: Phase, nodes: Sequence[Leaf]) -> Cost:
+        """What one warp group's share of the nodes of a phase takes.
+
+        A warp issues its instructions in order, and each waits for the one before it in a chain of dependent ones: a
+        group alone takes the sum of its times on the units, where several groups overlap them.  Each instruction
+        of a lane takes an issue slot of the vector lanes, and so does a part of those of the matrix unit.
+        """
+        computes = [node for node in nodes if isinstance(node, Compute)]
+        if not computes:
+            return Cost()
+        amounts = dict.fromkeys(("matrix", "vector", "alu", "exp", "sram"), 0)
+        lag = self.cycles(phase.name) + (self.cycles("mask") if any(n.op == "mask" for n in computes) else 0)
+        for node in computes:
             for unit, amount in self._work(node).items():
                 amounts[unit] += amount
-            if node.op == "matmul" and on_matrix_unit(node):
-                rate = self.hardware.matrix_rate(tile_of(node.args[0]).dtype) or 0
-        rates = {
-            "matrix": rate,
-            "vector": self.hardware.vector_rate,
-            "exp": self.hardware.exp_rate,
-            "sram": self.hardware.sram.bandwidth,
+            lag += self._lag(node)
+        rates = self._rates(computes)
+        one = {
+            unit: duration(-(-amount // self.workers), rates[unit] or 1) for unit, amount in amounts.items() if amount
         }
-        out = []
-        for unit, amount in amounts.items():
-            if amount:
-                whole = duration(-(-amount // self.workers), rates[unit] or 1)
-                out.append((unit, -(-whole // self.pieces)))
-        return tuple(out)
+        chain = sum(length for unit, length in one.items() if unit not in ("sram", "matrix"))
+        if "matrix" in one:
+            chain += round(one["matrix"] / self.hardware.matrix.lone_share)
+        issued = amounts["vector"] + amounts["alu"] + amounts["exp"] + self._overhead(computes)
+        slots = duration(-(-issued // self.workers), self.hardware.vector_rate or 1)
+        slots += round(one.get("matrix", 0) * self.hardware.matrix.issue_share)
+        if slots:
+            one["vector"] = slots
+        lengths = tuple((unit, -(-length // self.pieces)) for unit, length in one.items())
+        return Cost(lengths, -(-chain // self.pieces), lag)
+
+    def _overhead(self, nodes: Sequence[Compute]) -> int:
+        """Issue slots of lanes that the code of these nodes takes beyond its operations; see Schedule."""
+        each, matrix = self.schedule.instructions, self.hardware.matrix
+        scores = sum(n.work["exp"] * self.surplus for n in nodes if n.op == "exp" and n.out.shape[1] > 1)
+        size = 2 * (matrix.instruction_m_max or 1) * (matrix.instruction_n_max or 1) * (matrix.instruction_k or 1)
+        products = sum(self._padded_flops(n) for n in nodes if n.op == "matmul" and on_matrix_unit(n)) / size
+        return ceil(scores * each.get("score", 0) + products * each.get("product", 0) * self.hardware.warp_size)
+
+    def _rates(self, nodes: Sequence[Compute]) -> dict[str, int | None]:
+        """Operations a second of one processor's units, for the products among these nodes."""
+        hardware = self.hardware
+        products = [n for n in nodes if n.op == "matmul" and on_matrix_unit(n)]
+        return {
+            "matrix": hardware.matrix_rate(tile_of(products[-1].args[0]).dtype) if products else None,
+            "vector": hardware.vector_rate,
+            "alu": hardware.alu_rate,
+            "exp": hardware.exp_rate,
+            "sram": hardware.sram.bandwidth,
+        }
+
+    def _lag(self, node: Compute) -> int:
+        """Ps from the end of a node's work to its result.
+
+        Rows are spread over lanes: a maximum is needed by all of them at once, a sum only after the last iteration.
+        """
+        if node.op == "matmul" and on_matrix_unit(node):
+            matrix = self.hardware.matrix
+            rows, _ = self._share(node)
+            chains = 1 if matrix.issued_by == "warp" else -(-rows // (matrix.instruction_m_max or rows))
+            return matrix.drain_ps * chains
+        return self.hardware.reduce_ps if node.op == "rowmax" else 0
+
+    def barrier(self, groups: int) -> int:
+        """Ps from the arrival of the last of so many warp groups to the first instruction behind a barrier."""
+        whole, each = self.hardware.barrier_ps
+        return whole + each * groups * self.hardware.warps_per_group
+
+    def cycles(self, name: str) -> int:
+        """What the schedule says that the code adds there, in ps."""
+        return round(self.schedule.cycles.get(name, 0) * 10**12 / (self.hardware.clock_hz or 1))
+
+    @cached_property
+    def surplus(self) -> int:
+        """Warp groups that hold the same rows, because a matrix instruction is higher than a group's share."""
+        nodes = [n for part in self.parts for n in _nodes(part) if isinstance(n, Compute)]
+        heights = [n.out.shape[0] for n in nodes if n.op == "matmul" and on_matrix_unit(n)]
+        least = (self.hardware.matrix.instruction_m or 1) if self.hardware.matrix.issued_by == "group" else 1
+        return min(self.workers, max(1, -(-self.workers * least // min(heights)))) if heights else 1
 
     def _work(self, node: Compute) -> dict[str, int]:
         """Work of one node for the whole block: the op's own, and SRAM bytes of operands and results."""
-        work = dict(node.work)
         if node.op == "matmul":
-            work = {"matrix": self._padded_flops(node)} if on_matrix_unit(node) else {"vector": work["matrix"] // 2}
+            flops = self._padded_flops(node) if on_matrix_unit(node) else 0
+            work = {"matrix": flops} if flops else {"vector": node.work["matrix"] // 2}
             work["sram"] = self._operand_bytes(node)
         else:
+            work = {unit: amount * self.surplus for unit, amount in node.work.items()}
             work["sram"] = sum(tile.bytes for tile in map(tile_of, node.args) if self.places[tile.name] == "sram")
         if self.places[node.out.name] == "sram":
             work["sram"] += node.out.bytes
         return work
+
+    def _share(self, node: Compute) -> tuple[int, int]:
+        """Rows and columns of a product that one warp group computes.
+
+        Surplus groups compute the same rows: each all columns of a product that further code takes by rows, a part of
+        the columns of one that is summed up over a loop.
+        """
+        rows, cols = node.out.shape
+        rows = -(-rows * self.surplus // self.workers)
+        return rows, -(-cols // self.surplus) if node.add else cols
 
     def _padded_flops(self, node: Compute) -> int:
         """FLOPs that the matrix unit executes: each group's share in whole instructions.
@@ -282,20 +366,27 @@ class Model:
         `instruction_k` is for operands of two bytes; narrower ones come in steps of as many bytes.
         """
         matrix = self.hardware.matrix
-        rows = -(-node.out.shape[0] // self.workers)
+        rows, cols = self._share(node)
         step = (matrix.instruction_k or 1) * 2 // dtype(tile_of(node.args[0]).dtype).bytes
-        sizes = (rows, matrix.instruction_m), (node.out.shape[1], matrix.instruction_n), (node.args[0].shape[1], step)
+        sizes = (rows, matrix.instruction_m), (cols, matrix.instruction_n), (node.args[0].shape[1], step)
         return 2 * self.workers * prod(-(-size // (unit or 1)) * (unit or 1) for size, unit in sizes)
 
     def _operand_bytes(self, node: Compute) -> int:
-        """SRAM bytes that a matmul reads: B once for each instruction's height of a group's rows, A for each width."""
+        """SRAM bytes that a matmul reads.
+
+        An instruction of a group reads B once for its height of the group's rows, and A for its width.  Warps that
+        issue their own load their rows of A once and all of B.
+        """
         matrix = self.hardware.matrix
         a, b = map(tile_of, node.args)
-        group_rows = -(-node.out.shape[0] // self.workers)
-        height, width = matrix.instruction_m_max or group_rows, matrix.instruction_n_max or node.out.shape[1]
-        read = b.bytes * self.workers * -(-group_rows // height) if self.places[b.name] == "sram" else 0
+        rows, cols = self._share(node)
+        height, width = matrix.instruction_m_max or rows, matrix.instruction_n_max or cols
+        times_b, times_a = -(-rows // height), -(-cols // (-(-width // self.surplus)))
+        if matrix.issued_by == "warp":
+            times_b, times_a = min(self.hardware.warps_per_group, -(-rows // (matrix.instruction_m or rows))), 1
+        read = b.bytes * cols // node.out.shape[1] * self.workers * times_b if self.places[b.name] == "sram" else 0
         if self.places[a.name] == "sram":
-            read += a.bytes * -(-node.out.shape[1] // width)
+            read += a.bytes * self.surplus * times_a
         return read
 
     # ------------------------------------------------------------------ bytes of a transfer
@@ -304,6 +395,14 @@ class Model:
     def _dram_share(self) -> dict[int, tuple[int, int]]:
         """{id of node: (DRAM bytes, HBM bytes)} over the whole kernel."""
         return {id(f.flow.node): (f.dram_read_bytes + f.dram_write_bytes, f.flow.hbm_bytes) for f in self.flows}
+
+    @cached_property
+    def _l2_rates(self) -> dict[str, int | None]:
+        """Bytes a second between processors and L2, by direction."""
+        l2 = self.hardware.l2
+        if l2 is None:
+            return dict.fromkeys(("read", "write", "add"))
+        return {"read": l2.bandwidth, "write": l2.write_bandwidth, "add": l2.add_bandwidth}
 
     def transfer(self, node: Load | Store, env: Mapping[str, int]) -> Transfer:
         """What a load or store moves in one iteration of one block."""
@@ -316,20 +415,21 @@ class Model:
         lengths = {}
         if dram and count:
             lengths["dram"] = -(-count * dram * 10**12 // (hbm * self.dram_bandwidth))
-        if self.hardware.l2 is not None and self.hardware.l2.bandwidth is not None and count:
-            lengths["l2"] = duration(count, self.hardware.l2.bandwidth)
+        direction = "read" if isinstance(node, Load) else "add" if node.add else "write"
+        if count and (rate := self._l2_rates[direction]):
+            lengths["l2"] = duration(count, rate)
         if isinstance(node, Load) and count:
             lengths["copy"] = duration(count, self.hardware.copy.bandwidth or 1)
             if self.places[node.tile.name] == "sram":
                 lengths["sram"] = duration(count, self.hardware.sram.bandwidth or 1)
-        direction = "read" if isinstance(node, Load) else "add" if node.add else "write"
         return Transfer(view.tensor.name, direction, count, tuple(lengths.items()))
 
     def latency(self, transfer: Transfer) -> int:
         """Ps from the end of a load's transfer to its arrival: of DRAM where any of it comes from there."""
+        own = self.hardware.copy.latency_ps
         if any(unit == "dram" for unit, _ in transfer.lengths):
-            return self.hardware.hbm.latency_ps or 0
-        return (self.hardware.l2.latency_ps or 0) if self.hardware.l2 is not None else 0
+            return own + (self.hardware.hbm.latency_ps or 0)
+        return own + ((self.hardware.l2.latency_ps or 0) if self.hardware.l2 is not None else 0)
 
     # ------------------------------------------------------------------ what the blocks of a class do
 
@@ -366,14 +466,14 @@ class Model:
     def _phase_work(self, phase: Phase, env: Mapping[str, int]) -> Work:
         active = tuple(node for node in phase.nodes if _runs(node, env))
         moves = tuple(self.transfer(node, env) for node in active if not isinstance(node, Compute))
-        known = self._known_lengths
+        known = self._known_costs
         key = (id(phase), tuple(map(id, active)))
         if key not in known:
-            known[key] = self.lengths(active)
+            known[key] = self.cost(phase, active)
         return Work(known[key], tuple(move for move in moves if move.bytes))
 
     @cached_property
-    def _known_lengths(self) -> dict[tuple[int, tuple[int, ...]], Lengths]:
+    def _known_costs(self) -> dict[tuple[int, tuple[int, ...]], Cost]:
         return {}
 
     def totals(self, shape: Shape) -> Totals:

@@ -19,23 +19,24 @@ from typing import Literal, TypeAlias, get_args
 import simpy
 
 from iosim.errors import InputError, nearest
-from iosim.hardware import Hardware
+from iosim.hardware import Hardware, Power
 from iosim.interpreters.blocks import Block, Floor, Process, Processor, Stays, unroll
 from iosim.interpreters.engine import CAUSES, Arbiter, Bucket, FairShare, Log, Script, Turns, Unit
 from iosim.interpreters.model import Iteration, Model, Repeat, Shape, Visit, visits
-from iosim.memory.cache import DeviceTraffic
-from iosim.memory.onchip import CapacityError, Footprint
-from iosim.program import Program
+from iosim.memory.cache import DeviceTraffic, DramFlow
+from iosim.memory.onchip import CapacityError, Footprint, on_matrix_unit
+from iosim.program import Compute, Kernel, Program, walk
 from iosim.schedule import Schedule
 
 Fidelity: TypeAlias = Literal["fair", "chip"]
 FIDELITIES: tuple[Fidelity, ...] = get_args(Fidelity)
 
 SHARED = ("dram", "l2")
-OWN = ("copy", "sram", "matrix", "exp", "vector")
+OWN = ("copy", "sram", "matrix", "exp", "alu", "vector")
 OUT_OF_STEP = (2, 5)  # of a request of all processors, see `_Fair.simulate`
 LONG = 32  # alike iterations of a loop that `fair` simulates one by one; more are extrapolated from 16 and 32
 LONG_OUTER = 8  # the same for a loop that has loops inside; more are extrapolated from 4 and 8
+CLOCK_STEPS = 4  # at most, in search of the clock that the power limit allows
 LIST_LIMIT = 200_000  # blocks that are placed one by one; for more, Graham's bound is tight enough
 
 
@@ -119,6 +120,7 @@ def timeline(
     """
     if fidelity not in FIDELITIES:
         raise InputError(f"fidelity: {fidelity!r} is not one of {', '.join(FIDELITIES)}{nearest(fidelity, FIDELITIES)}")
+    hardware = hardware.with_units(schedule.units)
     if missing := hardware.missing_for_time():
         raise InputError(f"{hardware.name}: no time without {', '.join(missing)}, which the profile does not know")
     made = Script() if record else None
@@ -126,14 +128,55 @@ def timeline(
     kernels = []
     for kernel in program.kernels:
         flows = tuple(f for f in traffic.flows if f.flow.kernel == kernel.name)
-        model = Model(kernel, schedule, hardware, flows)
-        if not model.footprint.resident:
-            raise CapacityError(model.footprint.complaint(hardware))
-        run = _Chip(model, made, script).run() if fidelity == "chip" else _Fair(model).run()
+
+        def at(machine: Hardware, kernel: Kernel = kernel, flows: tuple[DramFlow, ...] = flows) -> _Run:
+            model = Model(kernel, schedule, machine, flows)
+            if not model.footprint.resident:
+                raise CapacityError(model.footprint.complaint(machine))
+            return _Chip(model, made, script).run() if fidelity == "chip" else _Fair(model).run()
+
+        run = _at_its_clock(kernel, hardware, at)
         kernels.append(run.time)
         for key, bytes_ in run.moved.items():
             moved[key] = moved.get(key, 0) + bytes_
     return Timeline(fidelity, tuple(kernels), moved, made)
+
+
+def _at_its_clock(kernel: Kernel, hardware: Hardware, at: Callable[[Hardware], _Run]) -> _Run:
+    """The run of a kernel at the clock that it can hold.
+
+    Processors that execute matrix instructions have a ceiling of their own, and board power grows with the cube of the
+    clock and with the share of the matrix unit that is at work, which depends on the clock in turn.
+    """
+    products = any(isinstance(n, Compute) and n.op == "matmul" and on_matrix_unit(n) for n, _ in walk(kernel.body))
+    ceiling = (hardware.matrix_hz if products else hardware.boost_hz) or hardware.clock_hz or 0
+    run = at(hardware.at_clock(ceiling))
+    power, clock = hardware.power, ceiling
+    for _ in range(CLOCK_STEPS if products and power is not None else 0):
+        assert power is not None
+        watts = _watts_per_ghz3(run, hardware.at_clock(clock), power)
+        ghz = (power.limit_w / watts) ** (1 / 3)
+        new = min(ceiling, round(ghz * 1000) * 10**6)
+        if abs(new - clock) < clock / 200:
+            break
+        clock = new
+        run = at(hardware.at_clock(clock))
+    return run
+
+
+def _watts_per_ghz3(run: _Run, hardware: Hardware, power: Power) -> float:
+    """Board power of a run, for a clock of 1 GHz."""
+    units, time = run.time.units, run.time.makespan_ps - run.time.launch_ps
+    matrix, vector = (units[name].busy_ps / (time * units[name].instances) for name in ("matrix", "vector"))
+    main, own = (unit.rates.get("fp16", 1) for unit in (hardware.matrices[0], hardware.matrix))
+    reads = sum(bytes_ for (_, direction), bytes_ in run.moved.items() if direction == "read")
+    clocks = time * units["vector"].instances * (hardware.clock_hz or 1) / 10**12
+    return (
+        power.idle_w_per_ghz3
+        + power.matrix_w_per_ghz3 * matrix * own / main * hardware.matrix.power_factor
+        + power.vector_w_per_ghz3 * (vector - matrix * hardware.matrix.issue_share)
+        + power.l2_w_per_ghz3 * reads / clocks
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -624,11 +667,17 @@ def _slot(
     for log in logs.values():
         log.state = "tail"
     yield floor.env.timeout(0)  # all slots exist before the first takes a block
-    for number, stays in take:
+    for n, (number, stays) in enumerate(take):
+        if n and not floor.model.schedule.persistent and floor.model.hardware.block_ps:
+            for log in logs.values():
+                log.mark(int(floor.env.now))
+                log.state = "launch"
+            yield floor.env.timeout(floor.model.hardware.block_ps)
         for log in logs.values():
             log.mark(int(floor.env.now))
             log.state = "data"
-        yield from Block(floor, processor, stays, number).run(logs)
+        warm = n > 0 and floor.model.schedule.persistent
+        yield from Block(floor, processor, stays, number, warm=warm).run(logs)
 
 
 def place_blocks(order: Sequence[int], spans: Sequence[Span], processors: int, resident: int) -> tuple[int, int]:

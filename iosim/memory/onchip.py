@@ -75,6 +75,7 @@ def placement(kernel: Kernel, schedule: Schedule, hardware: Hardware) -> dict[st
     unit cannot take from registers is staged where it can: operands in SRAM or tensor memory, accumulators in tensor
     memory.  Raises InputError where the schedule keeps an operand in registers that the unit cannot read there.
     """
+    hardware = hardware.with_units(schedule.units)
     places: dict[str, Place] = {}
     for node, _ in walk(kernel.body):
         for tile in tiles(node):
@@ -106,18 +107,22 @@ def _reads_registers(hardware: Hardware) -> bool:
 
 def footprint(kernel: Kernel, schedule: Schedule, hardware: Hardware) -> Footprint:
     """SRAM, registers, threads and resident blocks of one kernel."""
+    hardware = hardware.with_units(schedule.units)
     places = placement(kernel, schedule, hardware)
     parts = segments(kernel, schedule)
-    items = _sram_items(parts, places)
+    items = _sram_items(parts, places, schedule)
     used = sum(items.values())
     groups = max(sum(role.count for role in part.order.roles) for part in parts)
     workers = parts[0].order.roles[-1].count
     threads = groups * hardware.group_threads
     alive = _peak_bytes(parts, places, "registers")
-    registers = OTHER_REGISTERS + -(-alive // (4 * workers * hardware.group_threads))
+    registers = schedule.registers or OTHER_REGISTERS + -(-alive // (4 * workers * hardware.group_threads))
     tmem = _peak_bytes(parts, places, "tmem")
     held = min(registers, hardware.max_registers_per_thread or registers)
-    block_registers = (workers * held + (groups - workers) * OTHER_REGISTERS) * hardware.group_threads
+    beside = schedule.registers or OTHER_REGISTERS  # of a producer's threads
+    block_registers = hardware.warps_per_group * (
+        workers * _warp_registers(held, hardware) + (groups - workers) * _warp_registers(beside, hardware)
+    )
     resident, limit = _resident(hardware, used, tmem, block_registers, threads)
     return Footprint(
         kernel=kernel.name,
@@ -132,6 +137,12 @@ def footprint(kernel: Kernel, schedule: Schedule, hardware: Hardware) -> Footpri
         resident=resident,
         limit=limit,
     )
+
+
+def _warp_registers(each: int, hardware: Hardware) -> int:
+    """Registers that a warp takes of which each thread has so many."""
+    unit = hardware.registers_per_warp_unit
+    return -(-each * hardware.warp_size // unit) * unit
 
 
 def footprints(program: Program, schedule: Schedule, hardware: Hardware) -> dict[str, Footprint]:
@@ -164,12 +175,20 @@ def _resident(hardware: Hardware, sram: int, tmem: int, registers: int, threads:
     return limits[limit], limit
 
 
-def _sram_items(parts: Sequence[Segment], places: Places) -> dict[str, int]:
-    """SRAM bytes by tile, its buffers with it."""
-    return {
-        name if slots == 1 else f"{name} x{slots}": slots * bytes_
-        for name, (slots, bytes_) in _in_sram(parts, places, 0).items()
-    }
+def _sram_items(parts: Sequence[Segment], places: Places, schedule: Schedule) -> dict[str, int]:
+    """SRAM bytes by tile, its buffers with it; tiles that share a buffer are one item, of the larger one's size."""
+    items = _in_sram(parts, places, 0)
+    out: dict[str, tuple[int, int]] = {}
+    for name, (slots, bytes_) in items.items():
+        host = schedule.shares.get(name, name)
+        if host not in items or host == name:
+            out[name] = slots, bytes_
+    for name, host in schedule.shares.items():
+        if name in items and host in out and host != name:
+            slots, bytes_ = out.pop(host)
+            both = items[name][0] * items[name][1]
+            out[f"{host} or {name}"] = (slots, bytes_) if slots * bytes_ >= both else items[name]
+    return {name if slots == 1 else f"{name} x{slots}": slots * bytes_ for name, (slots, bytes_) in out.items()}
 
 
 def _in_sram(parts: Sequence[Segment], places: Places, depth: int) -> dict[str, tuple[int, int]]:
