@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import iosim
 from iosim.hardware import Hardware
 from iosim.study.run import Comparison, Run
+
+if TYPE_CHECKING:
+    from iosim.check.given import Inputs
 
 SCHEMA = "iosim.run/1"
 
@@ -25,11 +28,21 @@ def document(comparison: Comparison, request: Mapping[str, Any]) -> dict[str, An
         "provenance": {
             "iosim": iosim.__version__,
             "profile_hash": {name: machine.profile_hash for name, machine in machines.items()},
+            **({} if comparison.inputs is None else {"inputs": _inputs(comparison.inputs)}),
         },
         "pass": comparison.runs[0].dataflow.computes,
         "problem": comparison.problem.as_dict(),
         "hardware": {name: _hardware(machine) for name, machine in machines.items()},
         "runs": [_run(r) for r in comparison.runs],
+    }
+
+
+def _inputs(inputs: Inputs) -> dict[str, Any]:
+    return {
+        "file": None if inputs.sha256 is None else inputs.origin,
+        "sha256": inputs.sha256,
+        "layout": inputs.layout,
+        "tensors": {t.name: {"dtype": t.dtype.name, "shape": list(t.shape)} for t in inputs.tensors.values()},
     }
 
 

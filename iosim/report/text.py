@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from textwrap import wrap
+from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -15,6 +16,9 @@ from iosim.report.document import spread_pct
 from iosim.report.words import count, duration, kib, percent, ratio, size
 from iosim.study.run import Comparison, Run
 
+if TYPE_CHECKING:
+    from iosim.check.given import Inputs
+
 WIDTH = 80
 
 
@@ -24,6 +28,8 @@ def render(comparison: Comparison) -> str:
     parts = [*_paragraph(headline(comparison.problem, comparison.runs[0].dataflow.computes))]
     for machine in machines:
         parts += _paragraph(machine_line(machine))
+    if comparison.inputs is not None:
+        parts += _paragraph(inputs_line(comparison.inputs, comparison.runs[0].dataflow.computes))
     parts.append("")
     if len(machines) == 1:
         parts += [_table(comparison.runs), *_sentences(comparison.runs)]
@@ -46,6 +52,12 @@ def headline(a: Attention, computes: str = "forward") -> str:
     mask += "" if a.window is None else f", window {a.window:,}"
     what = "Softmax of the scores" if computes == "softmax" else f"Attention {computes}"
     return f"{what}: batch {a.batch}, {heads}, {length}, {width}, {a.dtype}{mask}"
+
+
+def inputs_line(inputs: Inputs, computes: str) -> str:
+    """A user's own tensors in one line."""
+    names = ", ".join(t.name for t in inputs.used(computes).values())
+    return f"Inputs: {names} of {inputs.origin}" + (f" (SHA-256 {inputs.sha256[:12]}...)" if inputs.sha256 else "")
 
 
 def machine_line(h: Hardware) -> str:

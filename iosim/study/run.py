@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from iosim.check import Check
+    from iosim.check.given import Inputs
     from iosim.interpreters.timeline import Timeline
 
 DATAFLOWS = ("standard", "flash2")
@@ -130,10 +132,14 @@ class Run:
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Runs of one problem: every dataflow on every machine, machine by machine."""
+    """Runs of one problem: every dataflow on every machine, machine by machine.
+
+    `inputs` are a user's own tensors, where the check had any.
+    """
 
     problem: Attention
     runs: tuple[Run, ...]
+    inputs: Inputs | None = None
 
     def __str__(self) -> str:
         """What `iosim run` prints."""
@@ -162,11 +168,14 @@ def compare(
     fidelity: str = "fair",
     check: bool = True,
     seed: int = 0,
+    inputs: Inputs | str | os.PathLike[str] | Mapping[str, Any] | None = None,
     note: Note = lambda _: None,
 ) -> Comparison:
     """Run every dataflow on every machine.
 
     `schedule` is a whole Schedule, or some of its fields by name; the rest is chosen for each dataflow and machine.
+    `inputs` are the check's own tensors instead of normal random numbers: what `load_inputs` takes or gives.  `seed`
+    makes random inputs and chooses the rows that are checked where they are too many.
     `note` is told what happens next.  The numeric check depends on the schedule alone, so machines share it.
 
     Raises InputError for bad input, CapacityError (an InputError) for a tile that does not fit.
@@ -175,7 +184,7 @@ def compare(
     given_machines = [hardware] if isinstance(hardware, str | Hardware) else list(hardware)
     if not names or not given_machines:
         raise InputError("compare: needs at least one dataflow and one machine")
-    machines = [h if isinstance(h, Hardware) else load_hardware(h) for h in given_machines]
+    machines = [machine_called(h) for h in given_machines]
     flows = [load_dataflow(name) for name in names]
     for what, names in (("dataflow", [f.name for f in flows]), ("hw", [h.name for h in machines])):
         if twice := next((n for n in names if names.count(n) > 1), None):
@@ -183,19 +192,20 @@ def compare(
     if len({f.computes for f in flows}) > 1:
         kinds = ", ".join(f"{f.name} ({f.computes})" for f in flows)
         raise InputError(f"dataflow: {kinds} compute different things and cannot be compared")
+    own = _inputs(inputs, problem, flows[0].computes)
     given = _given(schedule)
     read = {"stages", "groups", "place", "orders"}.union(*(f.uses for f in flows))
     if not isinstance(schedule, Schedule) and (idle := sorted(given.keys() - read)):
         raise InputError(f"{idle[0]}: changes nothing in {', '.join(f.name for f in flows)}")
     plans = [(machine, flow, *choose(flow, problem, machine, given)) for machine in machines for flow in flows]
     programs = {(flow.name, chosen): flow(problem, chosen) for _, flow, chosen, _ in plans}
-    checks = _checks(problem, programs, seed, note) if check else {}
+    checks = _checks(problem, programs, seed, own, flows[0].computes, note) if check else {}
     runs = []
     for machine, flow, chosen, why in plans:
         note(f"time of {flow.name} on {machine.name}")
         program = programs[flow.name, chosen]
         runs.append(_one(problem, machine, flow, chosen, why, program, fidelity, checks.get((flow.name, chosen))))
-    return Comparison(problem, tuple(runs))
+    return Comparison(problem, tuple(runs), own)
 
 
 def run(
@@ -207,6 +217,7 @@ def run(
     fidelity: str = "fair",
     check: bool = True,
     seed: int = 0,
+    inputs: Inputs | str | os.PathLike[str] | Mapping[str, Any] | None = None,
 ) -> Run:
     """Run one dataflow on one machine; see `compare`."""
     return compare(
@@ -217,7 +228,16 @@ def run(
         fidelity=fidelity,
         check=check,
         seed=seed,
+        inputs=inputs,
     ).runs[0]
+
+
+def machine_called(given: str | Hardware) -> Hardware:
+    """A machine, or the one that is called so; an error says that it is about `hw`."""
+    try:
+        return given if isinstance(given, Hardware) else load_hardware(given)
+    except InputError as error:
+        raise InputError(f"hw: {error}") from None
 
 
 def _given(schedule: Schedule | Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -233,13 +253,31 @@ def _given(schedule: Schedule | Mapping[str, Any] | None) -> Mapping[str, Any]:
     return fixed
 
 
+def _inputs(
+    given: Inputs | str | os.PathLike[str] | Mapping[str, Any] | None, problem: Attention, computes: str
+) -> Inputs | None:
+    if given is None:
+        return None
+    from iosim.check.given import Inputs, load_inputs
+
+    inputs = given if isinstance(given, Inputs) else load_inputs(given)
+    inputs.require(problem, computes)
+    return inputs
+
+
 def _checks(
-    problem: Attention, programs: Mapping[tuple[str, Schedule], Program], seed: int, note: Note
+    problem: Attention,
+    programs: Mapping[tuple[str, Schedule], Program],
+    seed: int,
+    inputs: Inputs | None,
+    computes: str,
+    note: Note,
 ) -> dict[tuple[str, Schedule], Check]:
     from iosim.check import check_all
 
     note(f"numeric check of {', '.join(dict.fromkeys(name for name, _ in programs))}")
-    return dict(zip(programs, check_all(problem, list(programs.values()), seed=seed), strict=True))
+    source = None if inputs is None else inputs.source(problem, computes, seed)
+    return dict(zip(programs, check_all(problem, list(programs.values()), seed=seed, inputs=source), strict=True))
 
 
 def _one(
