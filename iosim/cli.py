@@ -8,11 +8,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 import iosim
 from iosim.errors import InputError, IosimError, OutputError
 
 if TYPE_CHECKING:
+    from iosim.check.given import Inputs
     from iosim.problem import Attention
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -34,9 +36,9 @@ def _problem_options(command: F) -> F:
     """The options that make an Attention."""
     for option in reversed(
         (
-            click.option("--n", "-n", "n_q", type=int, required=True, help="Queries (and keys, without --n-k)."),
+            click.option("--n", "-n", "n_q", type=int, help="Queries (and keys, without --n-k)."),
             click.option("--n-k", type=int, help="Keys.  [default: --n]"),
-            click.option("--d", "-d", type=int, required=True, help="Head dimension of Q and K (and V)."),
+            click.option("--d", "-d", type=int, help="Head dimension of Q and K (and V)."),
             click.option("--d-v", type=int, help="Head dimension of V and O.  [default: --d]"),
             click.option("--batch", "-b", type=int, default=1, show_default=True, help="Batch size."),
             click.option("--heads", "-H", type=int, default=1, show_default=True, help="Query heads."),
@@ -84,15 +86,35 @@ _SCHEDULE = ("block_q", "block_k", "stages", "splits", "softmax")
 
 
 def _problem(options: dict[str, Any]) -> Attention:
+    for name, option in (("n_q", "--n"), ("d", "--d")):
+        if options[name] is None:
+            instead = " or '--inputs'" if "inputs" in options else ""
+            raise click.UsageError(f"Missing option '{option}'{instead}.", click.get_current_context())
     from iosim.problem import Attention
 
     return Attention(**{k: options[k] for k in _PROBLEM if options[k] is not None})
 
 
+def _problem_of_inputs(options: dict[str, Any]) -> tuple[Attention, Inputs | None]:
+    """The problem, and a user's tensors where there are any; defaults of what these say are then taken out."""
+    context = click.get_current_context()
+    if options["inputs"] is None:
+        if context.get_parameter_source("inputs_layout") is not ParameterSource.DEFAULT:
+            raise InputError("--inputs-layout: changes nothing without --inputs")
+        return _problem(options), None
+    from iosim.check.given import load_inputs
+
+    for name in ("batch", "heads", "dtype"):
+        if context.get_parameter_source(name) is ParameterSource.DEFAULT:
+            options[name] = None
+    inputs = load_inputs(options["inputs"], layout=options["inputs_layout"])
+    return inputs.problem(**{k: options[k] for k in _PROBLEM if options[k] is not None}), inputs
+
+
 def _as_option(message: str) -> str:
     """An error about a field, said of the option that sets it."""
     field, colon, rest = message.partition(":")
-    if field not in (*_PROBLEM, *_SCHEDULE, "dataflow", "hw", "fidelity"):
+    if field not in (*_PROBLEM, *_SCHEDULE, "dataflow", "hw", "fidelity", "inputs", "inputs_layout"):
         return message
     return f"--{'n' if field == 'n_q' else field.replace('_', '-')}{colon}{rest}"
 
@@ -141,7 +163,20 @@ def cli() -> None:
     metavar="INTEGER",
     default=0,
     show_default=True,
-    help="Of the random inputs.",
+    help="Of the random inputs, and of the rows checked where they are too many.",
+)
+@click.option(
+    "--inputs",
+    metavar="FILE",
+    help="Check your own tensors q, k, v (do, s) of a .safetensors or .npz file, which give the shape and dtype too; "
+    "with --dtype they are rounded to it.",
+)
+@click.option(
+    "--inputs-layout",
+    metavar="LAYOUT",
+    default="bhsd",
+    show_default=True,
+    help="Axes of q, k, v, do: bhsd (batch, heads, n, d) or bshd (batch, n, heads, d).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (schema iosim.run/1).")
 @click.option("--csv", "as_csv", is_flag=True, help="Print one CSV row a run.")
@@ -158,7 +193,7 @@ def run(as_json: bool, as_csv: bool, output: str | None, **options: Any) -> None
     """
     if as_json and as_csv:
         raise InputError("--json and --csv: give one of them")
-    problem = _problem(options)
+    problem, inputs = _problem_of_inputs(options)
     from iosim.study.run import DATAFLOWS, compare
 
     options["hw"] = list(options["hw"]) or ["mp31"]
@@ -172,6 +207,7 @@ def run(as_json: bool, as_csv: bool, output: str | None, **options: Any) -> None
             fidelity=options["fidelity"],
             check=options["check"],
             seed=options["seed"],
+            inputs=inputs,
             note=note,
         )
     if as_json:
@@ -205,12 +241,12 @@ def show(dataflow: str, **options: Any) -> None:
     Example: iosim show flash2 --n 4096 --d 128
     """
     from iosim.dataflows import load_dataflow
-    from iosim.hardware import load_hardware
     from iosim.program import show as text_of
     from iosim.study.choose import choose
+    from iosim.study.run import machine_called
 
     problem, flow = _problem(options), load_dataflow(dataflow)
-    schedule, _ = choose(flow, problem, load_hardware(options["hw"]), _schedule(options))
+    schedule, _ = choose(flow, problem, machine_called(options["hw"]), _schedule(options))
     _write(text_of(flow(problem, schedule)) + "\n", None)
 
 
