@@ -92,7 +92,7 @@ def _problem(options: dict[str, Any]) -> Attention:
 def _as_option(message: str) -> str:
     """An error about a field, said of the option that sets it."""
     field, colon, rest = message.partition(":")
-    if field not in (*_PROBLEM, *_SCHEDULE, "dataflow", "hw", "fidelity"):
+    if field not in (*_PROBLEM, *_SCHEDULE, "dataflow", "hw", "fidelity", "pass"):
         return message
     return f"--{'n' if field == 'n_q' else field.replace('_', '-')}{colon}{rest}"
 
@@ -128,6 +128,11 @@ def cli() -> None:
 @_problem_options
 @click.option(
     "--dataflow", multiple=True, help="A dataflow by name, or a .py file; may be repeated.  [default: standard, flash2]"
+)
+@click.option(
+    "--pass",
+    "pass",
+    help="forward, backward, or training: a forward dataflow and the one of its gradients.  [default: forward]",
 )
 @click.option("--hw", multiple=True, help="A machine by name, or a .toml file; may be repeated.  [default: mp31]")
 @_schedule_options
@@ -167,6 +172,7 @@ def run(as_json: bool, as_csv: bool, output: str | None, **options: Any) -> None
         comparison = compare(
             problem,
             dataflows=options["dataflow"],
+            computes=options["pass"],
             hardware=options["hw"],
             schedule=_schedule(options),
             fidelity=options["fidelity"],

@@ -15,6 +15,7 @@ from iosim.program import Builder, Program, rows
 from iosim.schedule import Schedule
 
 USES = ("block_q", "block_k")
+BACKWARD = "flash-backward"
 
 
 def flash2(a: Attention, s: Schedule) -> Program:

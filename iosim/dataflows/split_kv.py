@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from iosim.hardware import Hardware
 
 USES = ("block_q", "block_k", "splits")
+BACKWARD = "flash-backward"
 MOST = 128  # splits by default: their results are combined one after another
 
 

@@ -14,6 +14,7 @@ from iosim.program import Builder, Program, rows
 from iosim.schedule import Schedule
 
 USES = ("block_q", "block_k", "block_d", "softmax", "softmax_rows", "softmax_cols")
+BACKWARD = "standard-backward"
 
 
 def standard(a: Attention, s: Schedule) -> Program:

@@ -69,7 +69,8 @@ def _run(r: Run) -> dict[str, Any]:
             "peak_bytes": r.ledger.peak_bytes,
             "capacity_bytes": r.hardware.hbm.capacity_bytes,
             "fits": r.fits,
-        },
+        }
+        | _alive(r),
         "sram": {
             "used_bytes": r.footprint.sram_bytes,
             "capacity_bytes": r.footprint.sram_capacity,
@@ -91,7 +92,17 @@ def _run(r: Run) -> dict[str, Any]:
             for name, u in r.timeline.units.items()
         },
         "check": _check(r),
-    }
+    } | ({"parts": [_run(part) | {"pass": part.dataflow.computes} for part in r.parts]} if r.parts else {})
+
+
+def _alive(r: Run) -> dict[str, Any]:
+    """What is there when a training step holds most."""
+    if r.step is None:
+        return {}
+    tensors = [
+        {"tensor": t.tensor, "bytes": t.bytes, "role": t.role} | ({"why": t.why} if t.why else {}) for t in r.step.alive
+    ]
+    return {"peak_kernels": list(r.step.kernels), "alive_at_peak": tensors}
 
 
 def schedule_fields(r: Run) -> dict[str, Any]:
