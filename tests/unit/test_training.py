@@ -20,7 +20,8 @@ from tests.conftest import Iosim
 
 # Dao et al. 2022 (arXiv 2205.14135), Table 21: memory of forward and backward, no mask, no dropout, fp16, batch 16, 8
 # heads, d 64, on an A100-40GB.  It says MB and means MiB.  Standard stops at 4096, where it runs out of memory.
-TABLE = list(csv.DictReader((Path(__file__).parents[1] / "data" / "flash_attention_table21.csv").open()))
+TABLE_21 = Path(__file__).parents[1] / "data" / "flash_attention_table21.csv"
+TABLE = list(csv.DictReader(TABLE_21.read_text().splitlines()))
 TILES = Schedule(block_q=64, block_k=64)
 
 
@@ -153,7 +154,7 @@ def test_the_command_says_what_is_alive(iosim: Iosim) -> None:
     assert "Training with standard holds most while dS runs: 1.24 GB (1,184 MiB), which is Q, K, V, O, dO" in text
     assert "219 MB (209 MiB)" in text
     found = json.loads(iosim(*args, "--json").out)
-    assert found["pass"] == "training"
+    assert found["pass"] == "training"  # noqa: S105 - no password
     for run in found["runs"]:
         memory = run["memory"]
         assert sum(t["bytes"] for t in memory["alive_at_peak"]) == memory["peak_bytes"]
@@ -165,8 +166,8 @@ def test_the_command_says_what_is_alive(iosim: Iosim) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("--pass", "trainign"), "--pass: 'trainign' is not one of forward, backward, training (did you mean 'training'?)"),
-        (("--pass", "training", "--dataflow", "flash-backward"), "flash-backward computes backward; pass training takes"),
+        (("--pass", "trainign"), "--pass: 'trainign' is not one of forward, backward, training (did you mean 't"),
+        (("--pass", "training", "--dataflow", "flash-backward"), "computes backward; pass training takes forward"),
         (("--pass", "forward", "--dataflow", "softmax-safe"), "softmax-safe computes softmax; pass forward takes"),
         (("--pass", "backward", "--dataflow", "flash2", "--dataflow", "flash1"),
          "flash-backward is given twice, as the backward pass of two of flash2, flash1"),
