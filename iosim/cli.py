@@ -72,6 +72,7 @@ def _schedule_options(command: F) -> F:
             click.option(
                 "--splits", type=int, help="Runs that split-kv cuts the keys into.  [default: from idle processors]"
             ),
+            click.option("--grid-order", help="Launch order of blocks: natural, or longest-first (causal masks)."),
             click.option("--scores", help="S and P of standard in device memory: data (their dtype) or fp32."),
             click.option("--softmax", help="Softmax of standard: safe, naive or online.  [default: safe]"),
         )
@@ -81,7 +82,7 @@ def _schedule_options(command: F) -> F:
 
 
 _PROBLEM = ("n_q", "n_k", "d", "d_v", "batch", "heads", "kv_heads", "dtype", "causal", "causal_align", "window", "lse")
-_SCHEDULE = ("block_q", "block_k", "stages", "splits", "softmax", "scores")
+_SCHEDULE = ("block_q", "block_k", "stages", "splits", "softmax", "scores", "grid_order")
 
 
 def _problem(options: dict[str, Any]) -> Attention:

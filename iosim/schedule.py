@@ -33,6 +33,7 @@ MAX_SPLITS = 1024
 GROUP_ROWS = 64  # query rows that one warp group takes by default
 SOFTMAXES = ("safe", "naive", "online")
 SCORES = ("data", "fp32")
+GRID_ORDERS = ("natural", "longest-first")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,8 @@ class Schedule:
     `block_d` is the depth of one step of a library matrix product, `softmax_rows` and `softmax_cols` the tile of a
     row softmax (all keys in one tile where a row fits), and `softmax` its kind: "safe", "naive" or "online".
     `scores` is the dtype in which S, P and their gradients are kept in device memory: that of the "data", or "fp32".
+    `grid_order` is the order in which blocks are launched: that of the grid, whose last axis runs fastest, or, along
+    that axis, those with most loop iterations first: in each causal head, query tiles from the last one down.
     `producer`, `pingpong` and `overlap` are what FlashAttention-3 adds to the order of its loop, all of it by default.
     `place` moves a tile between "sram" and "registers" (by default loads are in SRAM and results in registers, unless
     the matrix unit can only read them from SRAM).
@@ -88,6 +91,7 @@ class Schedule:
     softmax_cols: int = 4096
     softmax: str = "safe"
     scores: str = "data"
+    grid_order: str = "natural"
     producer: bool = True
     pingpong: bool = True
     overlap: bool = True
@@ -100,7 +104,7 @@ class Schedule:
         require_int("softmax_cols", self.softmax_cols, 1, 2**24)
         require_int("groups", self.groups, 1, MAX_GROUPS)
         require_int("splits", self.splits, 1, MAX_SPLITS)
-        for name, allowed in (("softmax", SOFTMAXES), ("scores", SCORES)):
+        for name, allowed in (("softmax", SOFTMAXES), ("scores", SCORES), ("grid_order", GRID_ORDERS)):
             if (value := getattr(self, name)) not in allowed:
                 hint = nearest(str(value), allowed)
                 raise InputError(f"{name}: {value!r} is not one of {', '.join(allowed)}{hint}")

@@ -1,8 +1,9 @@
 """Dataflows: one file each, found by name.
 
-A file `my_flow.py` defines `my_flow(attention, schedule) -> Program` and `USES`, the schedule fields that it reads;
-the first line of its docstring is its help.  `COMPUTES` says "backward" or "softmax" where that is not "forward", and
-`BACKWARD` of a forward pass names the dataflow of its gradients, which takes what the forward pass leaves.
+A file `my_flow.py` defines `my_flow(attention, schedule) -> Program` and `USES`, the schedule fields that it reads (and
+"grid_order" where its blocks may differ in length); the first line of its docstring is its help.  `COMPUTES` says
+"backward" or "softmax" where that is not "forward", and `BACKWARD` of a forward pass names the dataflow of its
+gradients, which takes what the forward pass leaves.
 A `plan(attention, hardware, given, rule) -> (Schedule, why)` in it chooses the schedule where the general rule
 (iosim/study/choose.py) does not do.  Other packages add theirs under the entry point group "iosim.dataflows", and
 `--dataflow ./mine.py` takes one from a file.
