@@ -54,7 +54,7 @@ def _run(r: Run) -> dict[str, Any]:
         "dataflow": r.dataflow.name,
         "hardware": r.hardware.name,
         "schedule": schedule_fields(r) | {"why": r.why},
-        "traffic": _traffic(r) | {"by_tensor": _by_tensor(r)},
+        "traffic": _traffic(r) | {"by_tensor": _by_tensor(r)} | _key_loads(r),
         "bounds": {
             "hbm_accesses": r.accesses,
             "compulsory_accesses": r.bounds.compulsory,
@@ -131,6 +131,15 @@ def _by_tensor(r: Run) -> dict[str, dict[str, int]]:
         tensor: {f"hbm_{direction}_bytes": count for direction, count in flows.items()}
         for tensor, flows in r.ledger.by_tensor.items()
     }
+
+
+def _key_loads(r: Run) -> dict[str, Any]:
+    """How often K and V are loaded, where query heads share them."""
+    found = {
+        tensor: {"hbm_loads": n.hbm, "dram_loads": n.dram, "per": "query head" if n.per_head else "group"}
+        for tensor, n in r.key_loads.items()
+    }
+    return {"kv_loads": found} if found else {}
 
 
 def _work(r: Run, unit: str) -> int:

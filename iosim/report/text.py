@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from textwrap import wrap
 
 from rich.box import SIMPLE_HEAD
@@ -216,6 +216,8 @@ def _sentences(runs: Sequence[Run]) -> list[str]:
     for r in runs:
         if r.step is not None:
             out += _paragraph(_step_words(r, r.step))
+    if any(r.key_loads for r in runs):
+        out += _paragraph(_loads_words(runs))
     out += _paragraph(_bounds_words(runs))
     out += _paragraph(_time_words(runs))
     out += _check_words(runs)
@@ -247,6 +249,25 @@ def _step_words(r: Run, step: StepMemory) -> str:
     peak = f"{size(step.peak_bytes)} ({digits(step.peak_bytes / 2**20)} MiB)"
     runs = f"{', '.join(step.kernels)} {'run' if len(step.kernels) > 1 else 'runs'}"
     return f"Training with {_name(r)} holds most while {runs}: {peak}, which is {'; '.join(parts)}."
+
+
+def _each(values: Mapping[str, float]) -> str:
+    """One number where all are alike, else each with its name."""
+    if len(set(values.values())) == 1:
+        return digits(next(iter(values.values())))
+    return " and ".join(f"{digits(value)} ({name})" for name, value in values.items())
+
+
+def _loads_words(runs: Sequence[Run]) -> str:
+    """How often K and V are loaded, where query heads share them."""
+    parts = []
+    for r in (r for r in runs if r.key_loads):
+        hbm = _each({name: n.hbm for name, n in r.key_loads.items()})
+        dram = _each({name: n.dram for name, n in r.key_loads.items()})
+        group = f"the {r.problem.group} query heads of a group"
+        once = "anew for each of" if any(n.per_head for n in r.key_loads.values()) else "once for"
+        parts.append(f"{_name(r)} loads each byte {hbm} times, {once} {group}, {dram} of them from DRAM")
+    return f"Shared keys and values: {'; '.join(parts)}."
 
 
 def _bounds_words(runs: Sequence[Run]) -> str:

@@ -20,6 +20,7 @@ from iosim.program import Program
 from iosim.schedule import Schedule
 from iosim.study.bounds import Bounds, bounds
 from iosim.study.choose import choose
+from iosim.study.loads import Loads, key_loads
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,6 +71,11 @@ class Run:
     def bounds(self) -> Bounds:
         """The fewest HBM accesses that the problem can do with on this machine."""
         return bounds(self.problem, self.hardware, self.ledger.io_bytes)
+
+    @property
+    def key_loads(self) -> dict[str, Loads]:
+        """How often each byte of K and V is loaded, where query heads share them."""
+        return key_loads(self.problem, self.program, self.device)
 
     @property
     def accesses(self) -> int:

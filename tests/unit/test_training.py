@@ -11,6 +11,7 @@ import pytest
 
 from iosim.dataflows import load_dataflow
 from iosim.errors import InputError
+from iosim.hardware import profile_names
 from iosim.memory.step import StepMemory, joined, step_memory
 from iosim.problem import Attention
 from iosim.program import Builder, Program, rows
@@ -125,6 +126,17 @@ def test_a_step_is_the_sum_of_its_passes(fidelity: str) -> None:
         assert whole.check.rows_checked == sum(p.check.rows_checked for p in parts if p.check)
         assert whole.step is not None
         assert whole.ledger.peak_bytes == whole.step.peak_bytes
+
+
+@pytest.mark.parametrize("machine", profile_names())
+def test_a_step_runs_on_every_machine(machine: str) -> None:
+    for whole in compare(Attention(n_q=300, d=64), hardware=machine, computes="training", check=False).runs:
+        assert whole.fits
+        assert whole.check is None
+        assert (whole.timeline is None) == bool(whole.no_time)
+        assert whole.stalls.empty == (whole.timeline is None)
+        for unit in whole.timeline.units.values() if whole.timeline else ():
+            assert unit.busy_ps + sum(unit.stalls_ps.values()) == unit.instances * whole.timeline.makespan_ps
 
 
 def test_a_step_fails_its_check_where_one_pass_does(monkeypatch: pytest.MonkeyPatch) -> None:
