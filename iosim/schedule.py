@@ -74,7 +74,8 @@ class Schedule:
     row softmax (all keys in one tile where a row fits), and `softmax` its kind: "safe", "naive" or "online".
     `scores` is the dtype in which S, P and their gradients are kept in device memory: that of the "data", or "fp32".
     `grid_order` is the order in which blocks are launched: that of the grid, whose last axis runs fastest, or, along
-    that axis, those with most loop iterations first: in each causal head, query tiles from the last one down.
+    that axis, those with most loop iterations first: in each causal head, query tiles from the last one down.  Heads
+    keep their order, so that as many of them are resident at one time and the L2 sees the same traffic.
     `producer`, `pingpong` and `overlap` are what FlashAttention-3 adds to the order of its loop, all of it by default.
     `place` moves a tile between "sram" and "registers" (by default loads are in SRAM and results in registers, unless
     the matrix unit can only read them from SRAM).
