@@ -165,4 +165,6 @@ def _from_module(module: ModuleType, stem: str) -> Dataflow:
     if computes not in PASSES:
         raise InputError(f"dataflow: COMPUTES of {module.__file__} is {computes!r}; {', '.join(PASSES)} are allowed")
     plan, backward = getattr(module, "plan", None), getattr(module, "BACKWARD", "")
+    if not isinstance(backward, str):
+        raise InputError(f"dataflow: BACKWARD of {module.__file__} is {backward!r}, which is no dataflow's name")
     return Dataflow(stem.replace("_", "-"), first, uses, write, plan, computes, backward)

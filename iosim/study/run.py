@@ -202,7 +202,7 @@ def compare(
         raise InputError(f"dataflow: {kinds} compute different things and cannot be compared")
     given = _given(schedule)
     training = computes == "training"
-    backwards = {f.name: load_dataflow(f.backward) for f in flows} if training else {}
+    backwards = {f.name: _backward_of(f) for f in flows} if training else {}
     read = {"stages", "groups", "place", "orders"}.union(*(f.uses for f in (*flows, *backwards.values())))
     if not isinstance(schedule, Schedule) and (idle := sorted(given.keys() - read)):
         raise InputError(f"{idle[0]}: changes nothing in {', '.join(f.name for f in flows)}")
@@ -271,9 +271,16 @@ def _of_pass(flow: Dataflow, computes: str | None) -> Dataflow:
         raise InputError(f"pass: {computes!r} is not one of {', '.join(PASSES)}{nearest(computes, PASSES)}")
     if flow.computes != "forward":
         raise InputError(f"dataflow: {flow.name} computes {flow.computes}; pass {computes} takes forward dataflows")
+    return _backward_of(flow) if computes == "backward" else flow
+
+
+def _backward_of(flow: Dataflow) -> Dataflow:
     if not flow.backward:
         raise InputError(f"dataflow: {flow.name} names no dataflow of its gradients (BACKWARD in its file)")
-    return load_dataflow(flow.backward) if computes == "backward" else flow
+    found = load_dataflow(flow.backward)
+    if found.computes != "backward":
+        raise InputError(f"dataflow: BACKWARD of {flow.name} is {found.name}, which computes {found.computes}")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,9 +199,24 @@ def test_every_forward_dataflow_trains(iosim: Iosim, name: str) -> None:
     assert "flash-backward" in answer.out
 
 
-def test_a_dataflow_that_names_no_gradients_does_not_train(tmp_path: Path, iosim: Iosim) -> None:
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("", "mine names no dataflow of its gradients (BACKWARD in its file)"),
+        ('BACKWARD = "flash3"', "BACKWARD of mine is flash3, which computes forward"),
+        ('BACKWARD = "flash-bakward"', "(did you mean 'flash-backward'?)"),
+        ("BACKWARD = 3", "is 3, which is no dataflow's name"),
+        ('BACKWARD = "standard-backward"', "the backward pass takes P, which the forward pass does not make"),
+    ],
+)
+def test_a_dataflow_of_ones_own_names_its_gradients(tmp_path: Path, iosim: Iosim, line: str, words: str) -> None:
     mine = tmp_path / "mine.py"
-    mine.write_text('"""Mine."""\nfrom iosim.dataflows.flash2 import flash2 as mine\nUSES = ("block_q", "block_k")\n')
-    answer = iosim("run", "-n", "64", "-d", "64", "--pass", "training", "--dataflow", str(mine))
+    mine.write_text(
+        f'"""Mine."""\nfrom iosim.dataflows.flash2 import flash2 as mine\nUSES = ("block_q", "block_k")\n{line}\n'
+    )
+    args = ("run", "-n", "64", "-d", "64", "--no-check", "--pass", "training", "--dataflow", str(mine))
+    answer = iosim(*args)
     assert answer.code == 2
-    assert "mine names no dataflow of its gradients (BACKWARD in its file)" in answer.err
+    assert words in answer.err
+    mine.write_text(mine.read_text() + 'BACKWARD = "flash-backward"\n')
+    assert iosim(*args).code == 0
