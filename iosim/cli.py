@@ -74,6 +74,8 @@ def _schedule_options(command: F) -> F:
             click.option(
                 "--splits", type=int, help="Runs that split-kv cuts the keys into.  [default: from idle processors]"
             ),
+            click.option("--grid-order", help="Launch order of blocks: natural, or longest-first (causal masks)."),
+            click.option("--scores", help="S and P of standard in device memory: data (their dtype) or fp32."),
             click.option("--softmax", help="Softmax of standard: safe, naive or online.  [default: safe]"),
         )
     ):
@@ -82,7 +84,7 @@ def _schedule_options(command: F) -> F:
 
 
 _PROBLEM = ("n_q", "n_k", "d", "d_v", "batch", "heads", "kv_heads", "dtype", "causal", "causal_align", "window", "lse")
-_SCHEDULE = ("block_q", "block_k", "stages", "splits", "softmax")
+_SCHEDULE = ("block_q", "block_k", "stages", "splits", "softmax", "scores", "grid_order")
 
 
 def _problem(options: dict[str, Any]) -> Attention:
@@ -114,7 +116,7 @@ def _problem_of_inputs(options: dict[str, Any]) -> tuple[Attention, Inputs | Non
 def _as_option(message: str) -> str:
     """An error about a field, said of the option that sets it."""
     field, colon, rest = message.partition(":")
-    if field not in (*_PROBLEM, *_SCHEDULE, "dataflow", "hw", "fidelity", "inputs", "inputs_layout"):
+    if field not in (*_PROBLEM, *_SCHEDULE, "dataflow", "hw", "fidelity", "pass", "inputs", "inputs_layout"):
         return message
     return f"--{'n' if field == 'n_q' else field.replace('_', '-')}{colon}{rest}"
 
@@ -150,6 +152,11 @@ def cli() -> None:
 @_problem_options
 @click.option(
     "--dataflow", multiple=True, help="A dataflow by name, or a .py file; may be repeated.  [default: standard, flash2]"
+)
+@click.option(
+    "--pass",
+    "pass",
+    help="forward, backward, or training: a forward dataflow and the one of its gradients.  [default: forward]",
 )
 @click.option("--hw", multiple=True, help="A machine by name, or a .toml file; may be repeated.  [default: mp31]")
 @_schedule_options
@@ -202,6 +209,7 @@ def run(as_json: bool, as_csv: bool, output: str | None, **options: Any) -> None
         comparison = compare(
             problem,
             dataflows=options["dataflow"],
+            computes=options["pass"],
             hardware=options["hw"],
             schedule=_schedule(options),
             fidelity=options["fidelity"],
