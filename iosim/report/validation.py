@@ -8,25 +8,25 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import iosim
+from iosim.errors import InputError
 from iosim.study.validate import ASSUMED, Validation, metrics
-from iosim.study.validate.goals import Verdict
+from iosim.study.validate.goals import AT_LEAST, Verdict
+from iosim.study.validate.rows import Quantity
 from iosim.study.validate.score import Family, Score
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SCHEMA = "iosim.validate/1"
 WIDTH = 80
+COLUMNS = 2  # of panels in a plot
 LEGEND = (
     "Errors in percent of what was measured, by kernel, pass and head dimension: mean, median and worst of the "
-    "absolute ones, and the mean of the signed ones (bias). Beside them the mean absolute error of a plain roofline, "
-    "and of compulsory bytes over bandwidth (B/BW)."
+    "absolute ones, and the mean of the signed ones (bias). Beside them the mean absolute error of a plain roofline "
+    "(roof), and of compulsory bytes over bandwidth (B/BW)."
 )
 BASELINES = ("roofline", "bandwidth")
-HEADER = f"{'':32}{'rows':>5}{'mean':>7}{'median':>7}{'worst':>7}{'bias':>7}{'roofline':>9}{'B/BW':>6}"
+HEADER = f"{'':35}{'rows':>4}{'mean':>7}{'median':>7}{'worst':>7}{'bias':>7}{'roof':>6}{'B/BW':>6}"
 
 
 # ---------------------------------------------------------------- text
@@ -68,8 +68,8 @@ def _family(f: Family) -> str:
     off = f.errors()
     numbers = [metrics.mape(off), metrics.median_ape(off), metrics.worst_ape(off)]
     lines = [metrics.mape(e) if (e := f.errors(b)) else None for b in BASELINES]
-    cells = "".join(f"{n:7.1f}" for n in numbers) + f"{metrics.bias(off):+7.1f}" + f"{_number(lines[0]):>9}"
-    return f"  {f.label:30}{len(off):5}{cells}{_number(lines[1]):>6}".rstrip(" -")
+    cells = "".join(f"{n:7.1f}" for n in numbers) + f"{metrics.bias(off):+7.1f}"
+    return f"  {f.label:33}{len(off):4}{cells}" + "".join("" if e is None else f"{e:6.1f}" for e in lines)
 
 
 def _number(value: float | None, digits: int = 1) -> str:
@@ -77,21 +77,23 @@ def _number(value: float | None, digits: int = 1) -> str:
 
 
 def _goals(verdicts: Iterable[Verdict]) -> Iterator[str]:
-    yield f"{'Goals':37}{'rows':>5}  {'target':27}reached"
+    yield f"{'Goals':36}{'rows':>4}"
     for v in verdicts:
-        target = ", ".join(f"{_short(name)} {_bound(name, value)}" for name, value in v.goal.targets.items())
         word = {None: "no row", True: "met", False: "missed"}[v.met]
-        values = " / ".join(_number(v.reached[name], 2 if name == "spearman" else 1) for name in v.reached)
-        yield f"  {v.goal.name:35}{v.rows:5}  {target:27}{values + ' ' if values else ''}{word}"
+        start = f"  {v.goal.name:34}{v.rows:4}  {word:8}"
+        yield from wrap(", ".join(_target(v, name) for name in v.goal.targets), WIDTH,
+                        initial_indent=start, subsequent_indent=" " * len(start))  # fmt: skip
     yield ""
 
 
-def _short(name: str) -> str:
-    return {"spearman": "rank"}.get(name, name)
-
-
-def _bound(name: str, value: float) -> str:
-    return f">={value:g}" if name in ("spearman", "right") else f"{value:g}"
+def _target(v: Verdict, name: str) -> str:
+    """What was reached beside its target: "mean 3.2 <= 4", "rank 0.91 < 0.95"."""
+    word, digits = ("rank", 3) if name == "spearman" else (name, 1)
+    up = name in AT_LEAST
+    if v.met is None:
+        return f"{word} {'>=' if up else '<='} {v.goal.targets[name]:g}"
+    sign = {(True, True): ">=", (True, False): "<", (False, True): "<=", (False, False): ">"}[up, v.meets(name)]
+    return f"{word} {_number(v.reached[name], digits)} {sign} {v.goal.targets[name]:g}"
 
 
 def _apart(v: Validation) -> Iterator[str]:
@@ -199,28 +201,34 @@ def as_csv(v: Validation) -> str:
 
 
 def plot(v: Validation) -> bytes:
-    """Predicted against measured as a PNG: a panel a quantity, logarithmic axes, one colour a family.
+    """Predicted against measured as a PNG: a panel a quantity and kind, logarithmic axes, one colour a family.
 
-    Numbers that are right or wrong (SRAM, launches) have no panel; memory has one.
+    Families with a 0 are left out.
     """
     from matplotlib.figure import Figure
 
     drawn = [f for f in v.families if all(s.measured > 0 and (s.predicted or 0) > 0 for s in f.scores)]
-    panels = [(q, list(g)) for q, g in groupby(drawn, key=lambda f: f.quantity)]
-    figure = Figure(figsize=(11, 5.5 * max(1, len(panels))), layout="constrained")
-    for position, (quantity, families) in enumerate(panels, start=1):
-        axes = figure.add_subplot(len(panels), 1, position)
+    if not drawn:
+        raise InputError("--plot: no row is modelled, so there is nothing to draw")
+    panels: dict[tuple[Quantity, str], list[Family]] = {}
+    for family in drawn:
+        panels.setdefault((family.quantity, family.kind), []).append(family)
+    lines = -(-len(panels) // COLUMNS)
+    figure = Figure(figsize=(9 * COLUMNS, 5.5 * lines), layout="constrained")
+    for position, ((quantity, kind), families) in enumerate(panels.items(), start=1):
         unit = f" ({quantity.unit})" if quantity.unit else ""
-        axes.set(xscale="log", yscale="log", title=quantity.words, xlabel=f"measured{unit}", ylabel=f"predicted{unit}")
-        for number, family in enumerate(families):
-            colour = _colour(number, len(families))
-            points = [(s.measured, s.predicted or 0.0) for s in family.scores]
-            label = f"{family.machine} {family.kind}: {family.label}"
+        axes = figure.add_subplot(lines, COLUMNS, position, xscale="log", yscale="log")
+        axes.set(title=f"{quantity.words}: {kind}", xlabel=f"measured{unit}", ylabel=f"predicted{unit}")
+        for number, f in enumerate(families):
+            points = [(s.measured, s.predicted or 0.0) for s in f.scores]
+            colour, label = _colour(number, len(families)), f"{f.machine} {f.label}"
             axes.plot(*zip(*points, strict=True), linestyle="", marker="o", markersize=4, color=colour, label=label)
         ends = axes.get_xlim()
         axes.plot(ends, ends, color="0.6", linewidth=1, zorder=0)
-        axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5))
-    return _png(figure)
+        axes.legend(fontsize=6, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=100, metadata={"Software": None})
+    return out.getvalue()
 
 
 def _colour(number: int, of: int) -> tuple[float, ...]:
@@ -229,9 +237,3 @@ def _colour(number: int, of: int) -> tuple[float, ...]:
 
     red, green, blue = hsv_to_rgb((number / of, 0.85, 0.55 + 0.3 * (number % 2)))
     return float(red), float(green), float(blue)
-
-
-def _png(figure: Figure) -> bytes:
-    out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=120, metadata={"Software": None})
-    return out.getvalue()

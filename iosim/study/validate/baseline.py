@@ -47,7 +47,7 @@ KERNELS: Mapping[tuple[str, str], Work] = {
     ("backward", "matmul dV"): Work(("P", "dO"), ("dV",), 1),
     ("backward", "matmul dP"): Work(("dO", "V"), ("dP",), 1),
     ("backward", "product"): Work(("dP", "P"), ("dP",), 0),
-    ("backward", "softmax gradient"): Work(("dP", "P"), ("dS",), 0),
+    ("backward", "softmax dS"): Work(("dP", "P"), ("dS",), 0),
     ("backward", "matmul dQ"): Work(("dS", "K"), ("dQ",), 1),
     ("backward", "matmul dK"): Work(("dS", "Q"), ("dK",), 1),
 }

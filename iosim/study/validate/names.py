@@ -116,8 +116,8 @@ KERNELS: tuple[tuple[str, str, str, str], ...] = (
     ("convert_dq", "cudnn", "", "convert dQ"),
     ("softmax_warp_forward", "standard", "softmax", "softmax"),
     ("cunn_softmaxforward", "standard", "softmax", "softmax"),
-    ("softmax_warp_backward", "standard", "", "softmax gradient"),
-    ("cunn_softmaxbackward", "standard", "", "softmax gradient"),
+    ("softmax_warp_backward", "standard", "", "softmax dS"),
+    ("cunn_softmaxbackward", "standard", "", "softmax dS"),
     ("vectorized_elementwise", "", "scale", "product"),
     ("elementwise_kernel", "", "copy", "copy"),
     ("nvjet", "", "", ""),
@@ -141,9 +141,9 @@ def machine(device: str) -> str:
 
 def kernel(signature: str) -> str:
     """A kernel's name from its signature: no return type, template arguments, parameters; the last namespace stays."""
-    plain = signature.removeprefix("void ").replace("<unnamed>", "unnamed").replace("(anonymous namespace)", "unnamed")
+    plain = signature.removeprefix("void ").replace("<unnamed>::", "::").replace("(anonymous namespace)::", "::")
     plain = re.split(r"[<(]", plain, maxsplit=1)[0]
-    return "::".join([part for part in plain.split("::") if part != "unnamed"][-2:])
+    return "::".join(plain.split("::")[-2:]).removeprefix("::")
 
 
 def kernel_owner(name: str) -> str:

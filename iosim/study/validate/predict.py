@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from iosim.hardware import Hardware
-from iosim.memory.peak import peak_extra_bytes, peak_total_bytes
+from iosim.memory.peak import SPLITS, peak_extra_bytes, peak_total_bytes
 from iosim.memory.triton import sram_bytes
 from iosim.study.validate.rows import QUANTITIES, Row
 
@@ -64,6 +64,8 @@ def _peak_memory(row: Row, machine: Hardware) -> Prediction | NotModelled:
     """Peak device memory of a call."""
     if (a := row.problem) is None:
         return NotModelled("no shape")
+    if machine.processors is None and row.implementation in SPLITS:
+        return NotModelled(f"{machine.name} does not say how many processors it has, which decides the splits")
     extra = peak_extra_bytes(row.implementation, row.direction, a, machine.processors)
     total = peak_total_bytes(row.implementation, row.direction, a)
     found = {"peak_extra_bytes": extra, "peak_bytes": total}

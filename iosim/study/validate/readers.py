@@ -163,7 +163,8 @@ def _tile(record: Record) -> Row:
 def _published(record: Record) -> Row:
     metric = str(record.word("metric", {name: name for name in names.METRICS}))
     if metric == "rmse":
-        return row(record, "published", {"rmse": record.number("value")}, problem=None)
+        return row(record, "published", {"rmse": record.number("value")}, problem=None,
+                   unmodelled="numeric errors are not predicted")  # fmt: skip
     value = record.number("value", zero=False)
     if metric == "memory_mb":  # the only paper that prints it means MiB (its note says how that is known)
         return row(record, "published", {"peak_bytes": value * MIB}, step=MIB)
