@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +13,11 @@ from iosim.problem import Attention
 from iosim.study.validate import Validation, metrics, predict
 from iosim.study.validate.baseline import baselines
 from iosim.study.validate.predict import Model, NotModelled
+from iosim.study.validate.readers import read
 from iosim.study.validate.rows import Kernel, Row, Tile
 from iosim.study.validate.score import score
 
+DATA = Path(__file__).parent.parent / "data"
 H200 = load_hardware("h200-sxm")
 BASE = Row(file="f.csv", line=2, kind="calls", device="", machine="h200-sxm", implementation="flash2",
            direction="forward", problem=Attention(n_q=4096, d=128, heads=16), measured={"time": 1e-3})  # fmt: skip
@@ -140,6 +143,26 @@ def test_resident_blocks_from_measured_registers_and_sram() -> None:
     assert occupancy == 3
     large = replace(row, measured={**row.measured, "smem_bytes": 147456})
     assert {s.quantity.name: s.measured for s in score(large, H200)}["occupancy"] == 1
+
+
+def test_resident_blocks_are_those_that_nsight_compute_says() -> None:
+    for row in read(DATA / "ncu_raw_sample.csv"):
+        said = row.measured["occupancy"]
+        unsaid = replace(row, measured={"time": row.measured["time"]})
+        assert {s.quantity.name: s.measured for s in score(unsaid, H200)}["occupancy"] == said, row.where
+
+
+def test_split_keys_and_decoding_are_judged_apart_from_long_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One head of 4096 queries is cut into splits on 132 processors, 16 heads are not; one query is decoding."""
+    times(monkeypatch, {"": 1e-3})
+    shapes = {"split": Attention(n_q=4096, d=128), "long": BASE.problem,
+              "decode": Attention(n_q=1, n_k=2**17, d=128, heads=512)}  # fmt: skip
+    judged = {}
+    for name, problem in shapes.items():
+        found = Validation(score(replace(BASE, problem=problem), H200))
+        judged[name] = [v.goal.name for v in found.verdicts if v.rows]
+    apart = ["kernels of 10-100 us, splits, decode"]
+    assert judged == {"split": apart, "long": ["flash2 forward over 0.1 ms"], "decode": apart}
 
 
 def test_roofline_by_hand() -> None:

@@ -53,6 +53,18 @@ def test_other_names_of_the_same_things(file: Path) -> None:
     assert read(file) == (plain,)
 
 
+def test_tiles_that_launch_that_do_not_and_that_fail(file: Path) -> None:
+    refused = "does not launch: OutOfResources(278528, 232448, 'shared memory')"
+    lines = ["4,16,4096,128,64,32,1,4,1.9,164,0,24576,", f'4,16,4096,128,256,256,2,4,,,,,"{refused}"',
+             "4,16,4096,128,64,32,9,4,,,,,compiler error"]  # fmt: skip
+    file.write_text("\n".join([TILES, *lines]) + "\n")
+    ran, too_large, failed = read(file)
+    assert ran.measured == pytest.approx({"launches": 1, "time": 1.9e-3, "smem_bytes": 24576, "registers": 164})
+    assert too_large.measured == {"launches": 0, "smem_bytes": 278528}
+    assert failed.measured == {}
+    assert (ran.implementation, ran.direction) == ("triton", "forward")
+
+
 def test_published_numbers_become_times_by_the_papers_convention(file: Path) -> None:
     """Causal backward: 4 * 2 * 8 * 1024^2 * 64 / 2 * 2.5 FLOPs at 100 TFLOPs; ms and MiB are plain."""
     line = "FA,A100 80GB SXM4,FlashAttention-2,bwd,fp16/bf16,2,8,8,1024,1024,64,yes,TFLOPs,100,x"
@@ -69,9 +81,9 @@ def test_fp8_and_rmse_rows_are_kept_and_say_why_they_are_not_modelled(file: Path
     fp8 = "FA3,H100,FlashAttention-3 FP8,fwd,fp8 e4m3,2,8,8,1024,1024,64,no,TFLOPs,800,x"
     rmse = "FA3,H100,FlashAttention-3,fwd,fp16,,,,,,,no,RMSE,1.9e-4,x"
     file.write_text(f"{PUBLISHED}\n{fp8}\n{rmse}\n")
-    assert [(r.problem, r.unmodelled) for r in read(file)] == [
-        (None, "fp8 is not modelled"),
-        (None, "numeric errors are not predicted"),
+    assert [(r.problem, r.unmodelled, list(r.measured)) for r in read(file)] == [
+        (None, "fp8 is not modelled", ["time"]),
+        (None, "numeric errors are not predicted", ["rmse"]),
     ]
 
 

@@ -63,17 +63,18 @@ def _verdict(goal: Goal, scores: list[Score]) -> Verdict:
     return Verdict(goal, len(scores), {name: reached[name] for name in goal.targets})
 
 
-def _decodes(s: Score) -> bool:
-    return s.row.problem is not None and s.row.problem.n_q == 1
+def _split(s: Score) -> bool:
+    """One query against many keys, or so few query tiles that the keys are cut into splits."""
+    return s.splits > 1 or (s.row.problem is not None and s.row.problem.n_q == 1)
 
 
 def _long(implementations: tuple[str, ...], direction: str, least: float = 100e-6) -> Callable[[Score], bool]:
-    """Calls and kernels that take at least `least` seconds; one query against many keys is another group."""
+    """Calls and kernels of more than `least` seconds; decoding and split keys are another group."""
 
     def picks(s: Score) -> bool:
         r = s.row
         own = r.implementation in implementations and r.direction == direction
-        return own and r.kind in ("calls", "kernels") and s.measured > least and not _decodes(s)
+        return own and r.kind in ("calls", "kernels") and s.measured > least and not _split(s)
 
     return picks
 
@@ -83,7 +84,9 @@ def _calls(picks: Callable[[Score], bool]) -> Callable[[Score], bool]:
 
 
 def _small(s: Score) -> bool:
-    return (s.row.kind == "kernels" and 10e-6 <= s.measured <= 100e-6) or (s.row.kind == "calls" and _decodes(s))
+    if s.row.kind not in ("calls", "kernels") or s.measured < 10e-6:
+        return False
+    return _split(s) or (s.row.kind == "kernels" and s.measured <= 100e-6)
 
 
 def _spills_not(s: Score) -> bool:
@@ -117,7 +120,7 @@ GOALS: tuple[Goal, ...] = (
          _calls(_long(("standard",), "forward", 80e-6))),
     Goal("flash2, cudnn backward", "time", {"mean": 4, "worst": 12}, _long(("flash2", "cudnn"), "backward")),
     Goal("unfused backward calls", "time", {"mean": 4, "worst": 12}, _calls(_long(("standard",), "backward"))),
-    Goal("kernels of 10-100 us, decode", "time", {"mean": 8, "worst": 25}, _small),
+    Goal("kernels of 10-100 us, splits, decode", "time", {"mean": 8, "worst": 25}, _small),
     Goal("Triton tiles without spills", "time", {"mean": 7}, _spills_not),
     Goal("Triton tiles, all", "time", {"mean": 11, **SWEEP}, _tiles),
     Goal("Triton tiles, estimated spills", "time_estimated", {"mean": 14, "spearman": 0.88, "regret": 3}, _tiles),

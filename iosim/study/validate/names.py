@@ -114,6 +114,9 @@ KERNELS: tuple[tuple[str, str, str, str], ...] = (
     ("flash_bprop", "cudnn", "", "attention"),
     ("compute_dot_do_o", "cudnn", "", "dot"),
     ("convert_dq", "cudnn", "", "convert dQ"),
+    ("fmha_cutlassf", "efficient", "attention", ""),
+    ("fmha_cutlassb", "efficient", "", "attention"),
+    ("_attn_fwd", "triton", "attention", ""),
     ("softmax_warp_forward", "standard", "softmax", "softmax"),
     ("cunn_softmaxforward", "standard", "softmax", "softmax"),
     ("softmax_warp_backward", "standard", "", "softmax dS"),
@@ -122,8 +125,9 @@ KERNELS: tuple[tuple[str, str, str, str], ...] = (
     ("elementwise_kernel", "", "copy", "copy"),
     ("nvjet", "", "", ""),
     ("gemm", "", "", ""),
+    ("cutlass", "", "", ""),
 )
-GEMMS = ("nvjet", "gemm")
+GEMMS = ("nvjet", "gemm", "cutlass")
 GEMM_ROLES = {"forward": ("matmul S", "matmul O"), "backward": ("matmul dV", "matmul dP", "matmul dQ", "matmul dK")}
 
 

@@ -62,12 +62,13 @@ def shape(record: Record, *, lse: bool = False) -> Attention:
     """The problem of a line.
 
     n_k and kv_heads default to n_q and heads.  Without a column `causal_align` a mask is top-left aligned, as
-    PyTorch's is_causal is: it matters only where n_q and n_k differ.
+    PyTorch's is_causal is: it matters only where n_q and n_k differ.  The shape of an fp8 row, which iosim does not
+    model, is given in fp16.
     """
     given: dict[str, Any] = {name: record.whole(name, zero=False) for name in SHAPE if record.has(name)}
     for name in ("n_q", "d"):
         record.text(name)
-    given["dtype"] = record.word("dtype", names.DTYPES) if record.has("dtype") else "fp16"
+    given["dtype"] = "fp16" if _fp8(record) or not record.has("dtype") else record.word("dtype", names.DTYPES)
     given["causal"] = record.word("causal", names.FLAGS) if record.has("causal") else False
     given["causal_align"] = record.cells.get("causal_align") or "top-left"
     try:
@@ -82,11 +83,15 @@ def direction(record: Record) -> str:
     return str(record.word("direction", names.DIRECTIONS))
 
 
+def _fp8(record: Record) -> bool:
+    return record.has("dtype") and record.word("dtype", names.DTYPES) == "fp8"
+
+
 def row(record: Record, kind: Any, measured: Mapping[str, float], **known: Any) -> Row:
     """A row with what all kinds read alike; `known` replaces or adds fields."""
     device = record.cells.get("device", "")
     where = direction(record) if "direction" not in known else known["direction"]
-    fp8 = record.has("dtype") and record.word("dtype", names.DTYPES) == "fp8"
+    fp8 = _fp8(record)
     fields: dict[str, Any] = {
         "device": device,
         "machine": names.machine(device or record.file),
@@ -137,15 +142,20 @@ def _optional(record: Record, column: str) -> int | None:
 
 
 def _tile(record: Record) -> Row:
-    """A sweep's kernel is Triton's and computes a forward, unless columns say otherwise."""
+    """A sweep's kernel is Triton's and computes a forward, unless columns say otherwise.
+
+    A tile without a time has a note: that it does not launch, with the SRAM that it asked for, or what else went wrong.
+    """
     note = record.cells.get("note", "")
-    refused = note.startswith("does not launch")
-    measured: dict[str, float] = {"launches": float(not refused)}
-    if refused:
+    measured: dict[str, float] = {}
+    if note and not record.has("time ms"):
+        if note.startswith("does not launch"):
+            measured["launches"] = 0
         if found := re.search(r"OutOfResources\((\d+), \d+, 'shared memory'\)", note):
             measured["smem_bytes"] = int(found[1])
     else:
-        measured |= {
+        measured = {
+            "launches": 1,
             "time": record.number("time ms", zero=False, unit=1e-3),
             "smem_bytes": record.whole("smem_bytes"),
             "registers": record.whole("registers", zero=False),
@@ -168,12 +178,8 @@ def _published(record: Record) -> Row:
     value = record.number("value", zero=False)
     if metric == "memory_mb":  # the only paper that prints it means MiB (its note says how that is known)
         return row(record, "published", {"peak_bytes": value * MIB}, step=MIB)
-    made = row(record, "published", {})
-    if metric == "ms":
-        return row(record, "published", {"time": value * 1e-3})
-    if made.problem is None:
-        return made
-    return row(record, "published", {"time": paper_flops(made.problem, made.direction) / (value * 1e12)})
+    seconds = value * 1e-3 if metric == "ms" else paper_flops(shape(record), direction(record)) / (value * 1e12)
+    return row(record, "published", {"time": seconds})
 
 
 def paper_flops(a: Attention, what: str) -> float:

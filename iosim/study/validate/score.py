@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 
 from iosim.hardware import Hardware
 from iosim.memory.onchip import resident_blocks
+from iosim.memory.peak import splits
 from iosim.study.validate import metrics
 from iosim.study.validate.baseline import Roofline, baselines
 from iosim.study.validate.predict import NotModelled, predict
@@ -25,7 +26,8 @@ REGISTER_UNIT = 8  # registers of a thread are handed out in eights, 256 a warp 
 class Score:
     """One quantity of one row.  `predicted` is None where nothing models it, and `reason` says why.
 
-    Only "scored" ones count.  `host-bound`: an event-timed call so short that the host's time is what was measured.
+    `splits` is into how many the implementation cuts the keys.  Only "scored" ones count.  "host-bound": an event-timed
+    call so short that the host's time is what was measured.
     """
 
     row: Row
@@ -35,6 +37,7 @@ class Score:
     status: Status
     reason: str = ""
     baseline: Roofline | None = None
+    splits: int = 1
 
     @property
     def error_pct(self) -> float | None:
@@ -46,6 +49,9 @@ def score(row: Row, machine: Hardware | None) -> tuple[Score, ...]:
     """All quantities of one row; independent of every other row."""
     row = row if machine is None else replace(row, measured={**_derived(row, machine), **row.measured})
     lines = {} if machine is None else baselines(row, machine)
+    parts = 1
+    if machine is not None and machine.processors is not None and row.problem is not None:
+        parts = splits(row.implementation, row.direction, row.problem, machine.processors)
     out = []
     for name, given in predict(row, machine).items():
         quantity = QUANTITIES[name]
@@ -55,7 +61,7 @@ def score(row: Row, machine: Hardware | None) -> tuple[Score, ...]:
         out.append(Score(
             row=row, quantity=quantity, measured=measured,
             predicted=predicted, status=_unscored(row, quantity, measured) or status, reason=reason,
-            baseline=lines.get(name),
+            baseline=lines.get(name), splits=parts,
         ))  # fmt: skip
     return tuple(out)
 
