@@ -248,7 +248,9 @@ def validate(
     from iosim.study.validate import nsight, table
     from iosim.study.validate import validate as hold
 
-    given = [nsight.shape_record(shape)] if shape is not None else table.records(Path(shapes)) if shapes else []
+    given = (
+        [nsight.shape_record(shape)] if shape is not None else table.records(Path(shapes)) if shapes is not None else []
+    )
     with _progress() as note:
         note("predicting")
         found = hold(files, hardware=options["hw"], shapes=given)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from iosim.errors import InputError
+from iosim.hardware import load_hardware
 from iosim.problem import Attention
 from iosim.study.validate import names, nsight, shipped_rows
 from iosim.study.validate.readers import read
+from iosim.study.validate.score import score
 
+H200 = load_hardware("h200-sxm")
 DATA = Path(__file__).parent.parent / "data"
 CALLS = "impl,pass,dtype,batch,heads,n_q,n_k,d,causal,ms,peak_extra_bytes"
 CALL = "flash2,fwd,float16,1,8,512,512,64,0,0.25,524288"
@@ -147,7 +153,7 @@ def test_kernel_and_machine_names() -> None:
 
 BAD = {
     "empty": ("", ": is empty"),
-    "header only": (f"{CALLS}\n", "has a header and no measurement"),
+    "header only": (f"{CALLS}\n", "has a header and no line below it"),
     "unknown column": (f"{CALLS},peak_extra_byte\n{CALL},1\n",
                        "h200_mine.csv:1: column 'peak_extra_byte' is not known (did you mean 'peak_extra_bytes'?)"),
     "column twice": (f"{CALLS},MS\n{CALL},1\n", "h200_mine.csv:1: column 'ms' is there twice"),
@@ -186,6 +192,37 @@ def test_one_clear_line(file: Path, case: str) -> None:
         read(file)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+
+
+SOUND = (
+    f"{CALLS}\n{CALL}\n{CALL}\n",
+    f"{TILES}\n4,16,4096,128,64,32,1,4,1.9,164,0,24576,\n",
+    f"{PUBLISHED}\nx,H100,standard,fwd,fp16,1,1,1,64,64,64,no,TFLOPs,5,\n",
+    f"{KERNELS}\nflash2,fwd,1,1,512,64,0,flash_fwd,4.8,7\n",
+    "ID,Kernel Name,gpu__time_duration.sum\n,,ns\n1,k,5\n",
+)
+
+
+@given(st.sampled_from(SOUND), st.data())
+def test_a_damaged_file_is_read_or_refused_in_one_line(text: str, data: st.DataObject) -> None:
+    """Up to three characters are cut out or replaced by others; nothing but rows or an InputError comes of it."""
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(text) - 1))
+        text = (
+            text[:at]
+            + data.draw(st.sampled_from(("", "0", "-", ",", '"', "\n", "\r", "\0", "e", ".", "é")))
+            + text[at + 1 :]
+        )
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "damaged.csv"
+        path.write_text(text, encoding="utf-8", newline="")
+        try:
+            rows = read(path, [nsight.shape_record("n=64,d=64")])
+        except InputError as error:
+            assert "damaged.csv" in str(error)  # noqa: PT017
+        else:
+            for row in rows:
+                score(row, H200)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from iosim.errors import InputError
 from iosim.problem import Attention
 from iosim.study.validate import names
-from iosim.study.validate.rows import Kernel, Row, Tile
+from iosim.study.validate.rows import Kernel, Kind, Row, Tile
 from iosim.study.validate.table import Record, records
 
 MIB = 2**20
@@ -45,8 +45,6 @@ def read(path: Path, shapes: Sequence[Record] = ()) -> tuple[Row, ...]:
     if nsight.is_nsight(path):
         return nsight.read(path, shapes)
     lines = records(path)
-    if not lines:
-        raise InputError(f"{path}: has a header and no measurement")
     readers: Mapping[str, Callable[[Sequence[Record]], Iterator[Row]]] = {
         "tiles": lambda rs: map(_tile, rs), "published": lambda rs: map(_published, rs),
         "kernels": _kernels, "calls": lambda rs: map(_call, rs),
@@ -87,7 +85,7 @@ def _fp8(record: Record) -> bool:
     return record.has("dtype") and record.word("dtype", names.DTYPES) == "fp8"
 
 
-def row(record: Record, kind: Any, measured: Mapping[str, float], **known: Any) -> Row:
+def row(record: Record, kind: Kind, measured: Mapping[str, float], **known: Any) -> Row:
     """A row with what all kinds read alike; `known` replaces or adds fields."""
     device = record.cells.get("device", "")
     where = direction(record) if "direction" not in known else known["direction"]

@@ -73,13 +73,17 @@ def _short(text: str) -> str:
 def records(path: Path) -> list[Record]:
     """All lines of a CSV file, with iosim's names for its columns.
 
-    Raises InputError for a file that cannot be read, has a column that no table knows, or a line of another length.
+    Raises InputError for a file that cannot be read, has a column that no table knows, a line of another
+    length, or none.
     """
     lines = csv_lines(path)
     number, header = next(lines)
     names = canonical(header, f"{path.name}:{number}")
     headers = dict(zip(names, header, strict=True))
-    return [Record(path.name, line, dict(zip(names, cells, strict=True)), headers) for line, cells in lines]
+    found = [Record(path.name, line, dict(zip(names, cells, strict=True)), headers) for line, cells in lines]
+    if not found:
+        raise InputError(f"{path}: has a header and no line below it")
+    return found
 
 
 def canonical(header: Sequence[str], where: str) -> list[str]:
