@@ -258,6 +258,57 @@ def show(dataflow: str, **options: Any) -> None:
     _write(text_of(flow(problem, schedule)) + "\n", None)
 
 
+@cli.command()
+@click.argument("files", nargs=-1)
+@click.option("--hw", help="The machine of every row.  [default: the one that the row or its file names]")
+@click.option("--shape", metavar="N=V,...", help="Shape of all kernels of Nsight Compute's files: n=4096,d=128.")
+@click.option("--shapes", metavar="FILE", help="Shapes of Nsight Compute's kernels by ID.  [default: X.shapes.csv]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object (schema iosim.validate/1).")
+@click.option("--csv", "as_csv", is_flag=True, help="Print one CSV row a measured number.")
+@click.option("--plot", metavar="FILE.png", help="Draw predicted against measured into this file.")
+@click.option("--output", "-o", metavar="FILE", help="Write to this file instead of the terminal; - is the terminal.")
+def validate(
+    files: tuple[str, ...], shape: str | None, shapes: str | None, as_json: bool, as_csv: bool, **options: Any
+) -> None:
+    """Hold predictions against measured rows, and print the errors.
+
+    FILES are CSV files of attention calls, hardware counters, tile sweeps or published numbers, or Nsight Compute's
+    own (ncu --csv --page raw); their columns say which.  Without FILES: the measurements that ship with iosim.
+
+    \b
+    Example: iosim validate
+             iosim validate mine.csv --hw h200-sxm
+    """
+    if as_json and as_csv:
+        raise InputError("--json and --csv: give one of them")
+    if shape is not None and shapes is not None:
+        raise InputError("--shape and --shapes: give one of them")
+    if options["plot"] is not None and not options["plot"].endswith(".png"):
+        raise InputError(f"--plot: {options['plot']!r} does not end with .png")
+    from pathlib import Path
+
+    from iosim.report.validation import as_csv as csv_text
+    from iosim.report.validation import document, plot, render
+    from iosim.study.validate import nsight, table
+    from iosim.study.validate import validate as hold
+
+    given = (
+        [nsight.shape_record(shape)] if shape is not None else table.records(Path(shapes)) if shapes is not None else []
+    )
+    with _progress() as note:
+        note("predicting")
+        found = hold(files, hardware=options["hw"], shapes=given)
+    if as_json:
+        import json
+
+        text = json.dumps(document(found), indent=1, allow_nan=False) + "\n"
+    else:
+        text = csv_text(found) if as_csv else render(found)
+    if options["plot"] is not None:
+        _write(plot(found), options["plot"], "--plot")
+    _write(text, options["output"])
+
+
 @cli.group(cls=_Group)
 def hw() -> None:
     """List, show and check machine profiles.
@@ -318,32 +369,32 @@ class _progress:  # noqa: N801 - used like a function
             self.status.stop()
 
 
-def _write(text: str, path: str | None) -> None:
-    """Print, or write a file as a whole: a failure leaves what was there before."""
-    if path is None or path == "-":
+def _write(data: str | bytes, path: str | None, option: str = "--output") -> None:
+    """Print text, or write a file as a whole: a failure leaves what was there before."""
+    if isinstance(data, str) and (path is None or path == "-"):
         if sys.stdout is None:
             raise OutputError("output: standard output is closed")
-        sys.stdout.write(text)
+        sys.stdout.write(data)
         sys.stdout.flush()
         return
     if not path:
-        raise InputError("--output: the file name is empty")
+        raise InputError(f"{option}: the file name is empty")
     try:
-        _write_file(text, os.path.realpath(path))
+        _write_file(data.encode() if isinstance(data, str) else data, os.path.realpath(path))
     except OSError as error:
-        raise OutputError(f"--output: {path}: {error.strerror}") from error
+        raise OutputError(f"{option}: {path}: {error.strerror}") from error
 
 
-def _write_file(text: str, path: str) -> None:
+def _write_file(data: bytes, path: str) -> None:
     if os.path.exists(path) and not os.path.isfile(path):  # a device or a pipe cannot be replaced
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(path, "wb") as file:
+            file.write(data)
         return
     from tempfile import NamedTemporaryFile
 
-    with NamedTemporaryFile("w", encoding="utf-8", dir=os.path.dirname(path), delete=False) as file:
+    with NamedTemporaryFile(dir=os.path.dirname(path), delete=False) as file:
         try:
-            file.write(text)
+            file.write(data)
             file.flush()
             os.chmod(file.name, os.stat(path).st_mode & 0o777 if os.path.exists(path) else 0o666 & ~_umask())
             os.replace(file.name, path)

@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 GROUP = "iosim.dataflows"
 PASSES = ("forward", "backward", "softmax")
-SHARED = {"__init__", "row_softmax", "tiles"}  # files of this folder that are not dataflows
+SHARED = {"__init__", "row_softmax", "split_rules", "tiles"}  # files of this folder that are not dataflows
 
 
 @dataclass(frozen=True, slots=True)
