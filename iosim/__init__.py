@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from iosim.check.given import Inputs, load_inputs
     from iosim.dataflows import dataflow_names, load_dataflow
     from iosim.errors import InputError, IosimError, OutputError
     from iosim.hardware import Hardware, load_hardware, profile_names
@@ -28,6 +29,7 @@ _HOMES = {
     "Comparison": "study.run",
     "Hardware": "hardware",
     "InputError": "errors",
+    "Inputs": "check.given",
     "IosimError": "errors",
     "Order": "schedule",
     "OutputError": "errors",
@@ -39,6 +41,7 @@ _HOMES = {
     "dataflow_names": "dataflows",
     "load_dataflow": "dataflows",
     "load_hardware": "hardware",
+    "load_inputs": "check.given",
     "profile_names": "hardware",
     "run": "study.run",
     "show": "program",
@@ -49,6 +52,7 @@ __all__ = [
     "Comparison",
     "Hardware",
     "InputError",
+    "Inputs",
     "IosimError",
     "Order",
     "OutputError",
@@ -60,6 +64,7 @@ __all__ = [
     "dataflow_names",
     "load_dataflow",
     "load_hardware",
+    "load_inputs",
     "profile_names",
     "run",
     "show",

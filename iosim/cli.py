@@ -8,11 +8,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 import iosim
 from iosim.errors import InputError, IosimError, OutputError
 
 if TYPE_CHECKING:
+    from iosim.check.given import Inputs
     from iosim.problem import Attention
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -34,9 +36,9 @@ def _problem_options(command: F) -> F:
     """The options that make an Attention."""
     for option in reversed(
         (
-            click.option("--n", "-n", "n_q", type=int, required=True, help="Queries (and keys, without --n-k)."),
+            click.option("--n", "-n", "n_q", type=int, help="Queries (and keys, without --n-k)."),
             click.option("--n-k", type=int, help="Keys.  [default: --n]"),
-            click.option("--d", "-d", type=int, required=True, help="Head dimension of Q and K (and V)."),
+            click.option("--d", "-d", type=int, help="Head dimension of Q and K (and V)."),
             click.option("--d-v", type=int, help="Head dimension of V and O.  [default: --d]"),
             click.option("--batch", "-b", type=int, default=1, show_default=True, help="Batch size."),
             click.option("--heads", "-H", type=int, default=1, show_default=True, help="Query heads."),
@@ -72,6 +74,8 @@ def _schedule_options(command: F) -> F:
             click.option(
                 "--splits", type=int, help="Runs that split-kv cuts the keys into.  [default: from idle processors]"
             ),
+            click.option("--grid-order", help="Launch order of blocks: natural, or longest-first (causal masks)."),
+            click.option("--scores", help="S and P of standard in device memory: data (their dtype) or fp32."),
             click.option("--softmax", help="Softmax of standard: safe, naive or online.  [default: safe]"),
         )
     ):
@@ -80,19 +84,39 @@ def _schedule_options(command: F) -> F:
 
 
 _PROBLEM = ("n_q", "n_k", "d", "d_v", "batch", "heads", "kv_heads", "dtype", "causal", "causal_align", "window", "lse")
-_SCHEDULE = ("block_q", "block_k", "stages", "splits", "softmax")
+_SCHEDULE = ("block_q", "block_k", "stages", "splits", "softmax", "scores", "grid_order")
 
 
 def _problem(options: dict[str, Any]) -> Attention:
+    for name, option in (("n_q", "--n"), ("d", "--d")):
+        if options[name] is None:
+            instead = " or '--inputs'" if "inputs" in options else ""
+            raise click.UsageError(f"Missing option '{option}'{instead}.", click.get_current_context())
     from iosim.problem import Attention
 
     return Attention(**{k: options[k] for k in _PROBLEM if options[k] is not None})
 
 
+def _problem_of_inputs(options: dict[str, Any]) -> tuple[Attention, Inputs | None]:
+    """The problem, and a user's tensors where there are any; defaults of what these say are then taken out."""
+    context = click.get_current_context()
+    if options["inputs"] is None:
+        if context.get_parameter_source("inputs_layout") is not ParameterSource.DEFAULT:
+            raise InputError("--inputs-layout: changes nothing without --inputs")
+        return _problem(options), None
+    from iosim.check.given import load_inputs
+
+    for name in ("batch", "heads", "dtype"):
+        if context.get_parameter_source(name) is ParameterSource.DEFAULT:
+            options[name] = None
+    inputs = load_inputs(options["inputs"], layout=options["inputs_layout"])
+    return inputs.problem(**{k: options[k] for k in _PROBLEM if options[k] is not None}), inputs
+
+
 def _as_option(message: str) -> str:
     """An error about a field, said of the option that sets it."""
     field, colon, rest = message.partition(":")
-    if field not in (*_PROBLEM, *_SCHEDULE, "dataflow", "hw", "fidelity"):
+    if field not in (*_PROBLEM, *_SCHEDULE, "dataflow", "hw", "fidelity", "pass", "inputs", "inputs_layout"):
         return message
     return f"--{'n' if field == 'n_q' else field.replace('_', '-')}{colon}{rest}"
 
@@ -129,6 +153,11 @@ def cli() -> None:
 @click.option(
     "--dataflow", multiple=True, help="A dataflow by name, or a .py file; may be repeated.  [default: standard, flash2]"
 )
+@click.option(
+    "--pass",
+    "pass",
+    help="forward, backward, or training: a forward dataflow and the one of its gradients.  [default: forward]",
+)
 @click.option("--hw", multiple=True, help="A machine by name, or a .toml file; may be repeated.  [default: mp31]")
 @_schedule_options
 @click.option(
@@ -141,7 +170,20 @@ def cli() -> None:
     metavar="INTEGER",
     default=0,
     show_default=True,
-    help="Of the random inputs.",
+    help="Of the random inputs, and of the rows checked where they are too many.",
+)
+@click.option(
+    "--inputs",
+    metavar="FILE",
+    help="Check your own tensors q, k, v (do, s) of a .safetensors or .npz file, which give the shape and dtype too; "
+    "with --dtype they are rounded to it.",
+)
+@click.option(
+    "--inputs-layout",
+    metavar="LAYOUT",
+    default="bhsd",
+    show_default=True,
+    help="Axes of q, k, v, do: bhsd (batch, heads, n, d) or bshd (batch, n, heads, d).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (schema iosim.run/1).")
 @click.option("--csv", "as_csv", is_flag=True, help="Print one CSV row a run.")
@@ -158,7 +200,7 @@ def run(as_json: bool, as_csv: bool, output: str | None, **options: Any) -> None
     """
     if as_json and as_csv:
         raise InputError("--json and --csv: give one of them")
-    problem = _problem(options)
+    problem, inputs = _problem_of_inputs(options)
     from iosim.study.run import DATAFLOWS, compare
 
     options["hw"] = list(options["hw"]) or ["mp31"]
@@ -167,11 +209,13 @@ def run(as_json: bool, as_csv: bool, output: str | None, **options: Any) -> None
         comparison = compare(
             problem,
             dataflows=options["dataflow"],
+            computes=options["pass"],
             hardware=options["hw"],
             schedule=_schedule(options),
             fidelity=options["fidelity"],
             check=options["check"],
             seed=options["seed"],
+            inputs=inputs,
             note=note,
         )
     if as_json:
@@ -205,13 +249,64 @@ def show(dataflow: str, **options: Any) -> None:
     Example: iosim show flash2 --n 4096 --d 128
     """
     from iosim.dataflows import load_dataflow
-    from iosim.hardware import load_hardware
     from iosim.program import show as text_of
     from iosim.study.choose import choose
+    from iosim.study.run import machine_called
 
     problem, flow = _problem(options), load_dataflow(dataflow)
-    schedule, _ = choose(flow, problem, load_hardware(options["hw"]), _schedule(options))
+    schedule, _ = choose(flow, problem, machine_called(options["hw"]), _schedule(options))
     _write(text_of(flow(problem, schedule)) + "\n", None)
+
+
+@cli.command()
+@click.argument("files", nargs=-1)
+@click.option("--hw", help="The machine of every row.  [default: the one that the row or its file names]")
+@click.option("--shape", metavar="N=V,...", help="Shape of all kernels of Nsight Compute's files: n=4096,d=128.")
+@click.option("--shapes", metavar="FILE", help="Shapes of Nsight Compute's kernels by ID.  [default: X.shapes.csv]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object (schema iosim.validate/1).")
+@click.option("--csv", "as_csv", is_flag=True, help="Print one CSV row a measured number.")
+@click.option("--plot", metavar="FILE.png", help="Draw predicted against measured into this file.")
+@click.option("--output", "-o", metavar="FILE", help="Write to this file instead of the terminal; - is the terminal.")
+def validate(
+    files: tuple[str, ...], shape: str | None, shapes: str | None, as_json: bool, as_csv: bool, **options: Any
+) -> None:
+    """Hold predictions against measured rows, and print the errors.
+
+    FILES are CSV files of attention calls, hardware counters, tile sweeps or published numbers, or Nsight Compute's
+    own (ncu --csv --page raw); their columns say which.  Without FILES: the measurements that ship with iosim.
+
+    \b
+    Example: iosim validate
+             iosim validate mine.csv --hw h200-sxm
+    """
+    if as_json and as_csv:
+        raise InputError("--json and --csv: give one of them")
+    if shape is not None and shapes is not None:
+        raise InputError("--shape and --shapes: give one of them")
+    if options["plot"] is not None and not options["plot"].endswith(".png"):
+        raise InputError(f"--plot: {options['plot']!r} does not end with .png")
+    from pathlib import Path
+
+    from iosim.report.validation import as_csv as csv_text
+    from iosim.report.validation import document, plot, render
+    from iosim.study.validate import nsight, table
+    from iosim.study.validate import validate as hold
+
+    given = (
+        [nsight.shape_record(shape)] if shape is not None else table.records(Path(shapes)) if shapes is not None else []
+    )
+    with _progress() as note:
+        note("predicting")
+        found = hold(files, hardware=options["hw"], shapes=given)
+    if as_json:
+        import json
+
+        text = json.dumps(document(found), indent=1, allow_nan=False) + "\n"
+    else:
+        text = csv_text(found) if as_csv else render(found)
+    if options["plot"] is not None:
+        _write(plot(found), options["plot"], "--plot")
+    _write(text, options["output"])
 
 
 @cli.group(cls=_Group)
@@ -274,32 +369,32 @@ class _progress:  # noqa: N801 - used like a function
             self.status.stop()
 
 
-def _write(text: str, path: str | None) -> None:
-    """Print, or write a file as a whole: a failure leaves what was there before."""
-    if path is None or path == "-":
+def _write(data: str | bytes, path: str | None, option: str = "--output") -> None:
+    """Print text, or write a file as a whole: a failure leaves what was there before."""
+    if isinstance(data, str) and (path is None or path == "-"):
         if sys.stdout is None:
             raise OutputError("output: standard output is closed")
-        sys.stdout.write(text)
+        sys.stdout.write(data)
         sys.stdout.flush()
         return
     if not path:
-        raise InputError("--output: the file name is empty")
+        raise InputError(f"{option}: the file name is empty")
     try:
-        _write_file(text, os.path.realpath(path))
+        _write_file(data.encode() if isinstance(data, str) else data, os.path.realpath(path))
     except OSError as error:
-        raise OutputError(f"--output: {path}: {error.strerror}") from error
+        raise OutputError(f"{option}: {path}: {error.strerror}") from error
 
 
-def _write_file(text: str, path: str) -> None:
+def _write_file(data: bytes, path: str) -> None:
     if os.path.exists(path) and not os.path.isfile(path):  # a device or a pipe cannot be replaced
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(path, "wb") as file:
+            file.write(data)
         return
     from tempfile import NamedTemporaryFile
 
-    with NamedTemporaryFile("w", encoding="utf-8", dir=os.path.dirname(path), delete=False) as file:
+    with NamedTemporaryFile(dir=os.path.dirname(path), delete=False) as file:
         try:
-            file.write(text)
+            file.write(data)
             file.flush()
             os.chmod(file.name, os.stat(path).st_mode & 0o777 if os.path.exists(path) else 0o666 & ~_umask())
             os.replace(file.name, path)

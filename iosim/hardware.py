@@ -301,7 +301,7 @@ class _Matrix(_Table):
     instruction_n_max: _Count
     tflops: _Rates  # whole chip, dense
     drain_cycles: _ZeroOrAmountKnown | None = None  # from the last of a chain of products to its result
-    issue_share: _ZeroOrAmountKnown | None = None  # issue slots of the vector lanes taken for each busy cycle
+    issue_share: _ZeroOrAmountKnown | None = None  # of all issue slots, taken in each busy cycle
     lone_share: _Fraction | None = None  # of the rate, that one warp group alone reaches
     power_factor: _Share | None = None  # power of a FLOP against that of [matrix]
 
@@ -313,6 +313,7 @@ class _Exp(_Table):
 class _Vector(_Table):
     lanes_per_clock: _Amount  # FP32 lanes of one processor; an FMA takes one lane
     alu_lanes_per_clock: _AmountKnown | None = None  # maxima, comparisons, conversions; the same where not given
+    issue_lanes_per_clock: _AmountKnown | None = None  # instructions of a lane, of any kind; the same where not given
 
 
 class _Launch(_Table):
@@ -443,7 +444,7 @@ class MatrixUnit:
     `instruction_m`, `_n` and `_k` are the smallest sizes, of which others are multiples (`_k` for operands of
     2 bytes); `issued_by` says who issues one: a warp, a warp group or a block.  `rates` are FLOP/s of one processor by
     dtype, of which one warp group alone reaches `lone_share`; a result is there `drain_ps` after its last product.
-    Each busy cycle takes `issue_share` cycles of the vector lanes' issue slots.
+    Each busy cycle takes `issue_share` of all issue slots.
     """
 
     name: str
@@ -493,8 +494,8 @@ class Energy:
 class Hardware:
     """A validated machine in SI units; made by `load_hardware` and by `with_value`.
 
-    Rates (`clock_hz`, `vector_rate`, `alu_rate`, `exp_rate`, `matrix_rate`) are per second, all but the clock of one
-    processor. `registers` counts 32-bit registers of one processor. `profile_hash` is the SHA-256 of the
+    Rates (`clock_hz`, `vector_rate`, `alu_rate`, `issue_rate`, `exp_rate`, `matrix_rate`) are per second, all but the
+    clock of one processor. `registers` counts 32-bit registers of one processor. `profile_hash` is the SHA-256 of the
     profile's content: comments and layout of the file do not change it.
     """
 
@@ -523,7 +524,8 @@ class Hardware:
     matrix: MatrixUnit = field(repr=False)
     exp_rate: int | None = field(repr=False)  # exponentials
     vector_rate: int | None = field(repr=False)  # lane operations; an FMA is one, and two FLOPs
-    alu_rate: int | None = field(repr=False)  # maxima, comparisons, conversions; each is a lane operation too
+    alu_rate: int | None = field(repr=False)  # maxima, comparisons, conversions
+    issue_rate: int | None = field(repr=False)  # instructions of a lane, whichever unit carries them out
     barrier_ps: tuple[int, int] = field(repr=False)  # of a block, and for each of its warps
     reduce_ps: int = field(repr=False)
     turn_ps: int = field(repr=False)
@@ -601,6 +603,7 @@ class Hardware:
             exp_rate=_faster(self.exp_rate, ratio),
             vector_rate=_faster(self.vector_rate, ratio),
             alu_rate=_faster(self.alu_rate, ratio),
+            issue_rate=_faster(self.issue_rate, ratio),
             barrier_ps=cast("tuple[int, int]", tuple(_slower(part, ratio) for part in self.barrier_ps)),
             reduce_ps=cast("int", _slower(self.reduce_ps, ratio)),
             turn_ps=cast("int", _slower(self.turn_ps, ratio)),
@@ -655,7 +658,8 @@ class Hardware:
         data = json.loads(self._content)
         table, key = _table_of(data, name)
         if table is None:
-            raise InputError(f"{origin}: {name}: this machine has no {name.rpartition('.')[0]}")
+            what = "such level" if name.split(".")[0] in LEVELS else f"table [{name.rpartition('.')[0]}]"
+            raise InputError(f"{origin}: {name}: this machine has no {what}")
         table[key] = _assumed(value, table.get(key)) if kinds[name] is Quantity else value
         return _build(data, origin)
 
@@ -882,6 +886,7 @@ def _convert(profile: _Profile, content: str) -> Hardware:
         exp_rate=_per_second(profile.exp.ops_per_clock, clock),
         vector_rate=_per_second(profile.vector.lanes_per_clock, clock),
         alu_rate=_per_second(profile.vector.alu_lanes_per_clock or profile.vector.lanes_per_clock, clock),
+        issue_rate=_per_second(profile.vector.issue_lanes_per_clock or profile.vector.lanes_per_clock, clock),
         barrier_ps=(
             _optional_ps(processor.barrier_cycles, clock),
             _optional_ps(processor.barrier_cycles_per_warp, clock),

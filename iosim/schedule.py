@@ -33,6 +33,8 @@ MAX_GROUPS = 8
 MAX_SPLITS = 1024
 GROUP_ROWS = 64  # query rows that one warp group takes by default
 SOFTMAXES = ("safe", "naive", "online")
+SCORES = ("data", "fp32")
+GRID_ORDERS = ("natural", "longest-first")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,10 @@ class Schedule:
     `splits` is the number of blocks that share the keys of a query tile (flash-decoding).
     `block_d` is the depth of one step of a library matrix product, `softmax_rows` and `softmax_cols` the tile of a
     row softmax (all keys in one tile where a row fits), and `softmax` its kind: "safe", "naive" or "online".
+    `scores` is the dtype in which S, P and their gradients are kept in device memory: that of the "data", or "fp32".
+    `grid_order` is the order in which blocks are launched: that of the grid, whose last axis runs fastest, or, along
+    that axis, those with most loop iterations first: in each causal head, query tiles from the last one down.  Heads
+    keep their order, so that as many of them are resident at one time and the L2 sees the same traffic.
     `producer`, `pingpong` and `overlap` are what FlashAttention-3 adds to the order of its loop, all of it by default.
     `place` moves a tile between "sram" and "registers" (by default loads are in SRAM and results in registers, unless
     the matrix unit can only read them from SRAM).
@@ -95,6 +101,8 @@ class Schedule:
     softmax_rows: int = 1
     softmax_cols: int = 4096
     softmax: str = "safe"
+    scores: str = "data"
+    grid_order: str = "natural"
     producer: bool = True
     pingpong: bool = True
     overlap: bool = True
@@ -114,9 +122,10 @@ class Schedule:
         require_int("softmax_cols", self.softmax_cols, 1, 2**24)
         require_int("groups", self.groups, 1, MAX_GROUPS)
         require_int("splits", self.splits, 1, MAX_SPLITS)
-        if self.softmax not in SOFTMAXES:
-            hint = nearest(str(self.softmax), SOFTMAXES)
-            raise InputError(f"softmax: {self.softmax!r} is not one of {', '.join(SOFTMAXES)}{hint}")
+        for name, allowed in (("softmax", SOFTMAXES), ("scores", SCORES), ("grid_order", GRID_ORDERS)):
+            if (value := getattr(self, name)) not in allowed:
+                hint = nearest(str(value), allowed)
+                raise InputError(f"{name}: {value!r} is not one of {', '.join(allowed)}{hint}")
         if not isinstance(self.stages, tuple) or not self.stages:
             raise InputError(
                 f"stages: {self.stages!r} is not a tuple of one or more whole numbers, like (2,) or (2, 1)"
@@ -134,6 +143,10 @@ class Schedule:
         """Buffers for each loaded tile of one loop body."""
         last = len(self.stages) - 1
         return {tile: self.stages[min(n, last)] for n, tile in enumerate(loads)}
+
+    def scores_dtype(self, data: str) -> str:
+        """The dtype of stored scores for data of the dtype `data`."""
+        return data if self.scores == "data" else self.scores
 
     def as_dict(self) -> dict[str, Any]:
         """The fields for JSON; a single number of stages is printed as one."""

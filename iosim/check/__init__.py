@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iosim.check.backward import backward_memory, check_backward
 from iosim.check.forward import check_forward, forward_memory
+from iosim.check.host import available_memory
 from iosim.check.inputs import Normal, Source, large_logits
 from iosim.check.outcome import Check, skipped
 from iosim.check.softmax import check_softmax, softmax_memory
@@ -128,19 +128,8 @@ def _unknown(a: Attention, program: Program) -> str:
 
 
 def _require_memory(need: int) -> None:
-    if need > (have := _available_memory()):
+    if need > (have := available_memory()):
         raise InputError(
             f"the numeric check of one head needs {need / 1e9:.1f} GB of memory and this host has {have / 1e9:.1f} GB "
             f"free; --no-check leaves it out"
         )
-
-
-def _available_memory() -> int:
-    """Bytes that can be allocated without swapping, as far as the system tells."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 2**63  # unknown: let the allocation itself decide

@@ -9,7 +9,7 @@ is, with the names of forward.py:
     at most R + |L|: u (chain(d) + 5) R + 6u |L| together, and exp adds 8u.  Flush to zero takes 2^-125.  A P that is
     given was rounded: r, and half the smallest number.
  2. P as the matrix unit takes it, for dV: r once more where it was not given.
- 3. dP is a sum of d_v products: u chain(d_v) |dO_i| |v_j|.  A kernel that stores it rounds it: r.
+ 3. dP is a sum of d_v products: u chain(d_v) |dO_i| |v_j|.  A kernel that stores it rounds it to the tensor's dtype.
  4. D.  From O, which was rounded: r and half the smallest number for each product of dO and O, and u chain(d_v).  From
     P and dP: r for each that is rounded, and u chain(n_k).
  5. dS is rounded: r, and half the smallest number; two operations before add 2u.
@@ -133,7 +133,7 @@ def errors_of(a: Attention, program: Program) -> Errors:
         values=again + sums + 2 * U,
         scores=r + dp + sums + 4 * U,
         product=U * chain(a.d_v),
-        floor=2 * half if stored else half,
+        floor=half + (max(stored.smallest / 2, FLUSH) if stored else 0),
         row=given.roundoff + dp + U * (chain(a.n_k) + 2) if given else r + U * (chain(a.d_v) + 2),
         row_floor=data.smallest / 2,
         from_p=given is not None,

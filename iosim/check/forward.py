@@ -16,9 +16,9 @@ l = sum w, p_j = w_j / l, and let a kernel accumulate in float32.  To first orde
  4. P in the data dtype, as the matrix unit takes it: r relatively, half the smallest number absolutely.
  5. O = sum p v: how far errors of p move it, see oracle._output; the partial sums of 3. are bounded in the same way.
  6. Rounding O to its dtype adds r |O| and half the smallest number; products that underflow add n_k 2^-149.
- 7. A kernel that stores S rounds it, to one of two neighbours when a tie is near, and with scores of 10^4 in fp16 these
-    are 8 apart.  So S is compared by itself, by 1. and its own rounding, and O then with the float64 softmax of the S
-    that was stored.
+ 7. A kernel that stores S rounds it to the tensor's dtype, to one of two neighbours when a tie is near, and with scores
+    of 10^4 in fp16 these are 8 apart.  So S is compared by itself, by 1. and its own rounding, and O then with the
+    float64 softmax of the S that was stored.
  8. A kernel that stores O again and again, normalised, in its dtype: the rounding of an earlier O stays in the last one
     by the share of its weights, so that each adds r times a partial sum of p v, bounded as in 5., and the products that
     bring an O up to date 8u.  t roundings add up to chain(t).
@@ -59,11 +59,11 @@ if TYPE_CHECKING:
 def check_forward(a: Attention, programs: Sequence[Program], source: Source, seed: int, budget: int) -> list[Check]:
     """Compare O, and L where it is an output, of several programs with one float64 computation for each bound."""
     out: dict[int, Check] = {}
-    parts = [_parts(a, program) for program in programs]
-    for count in dict.fromkeys(parts):
-        chosen = [n for n, have in enumerate(parts) if have == count]
+    kinds = [(_parts(a, program), _scores_dtype(a, program)) for program in programs]
+    for kind in dict.fromkeys(kinds):
+        chosen = [n for n, have in enumerate(kinds) if have == kind]
         group = [programs[n] for n in chosen]
-        slack, stores = slack_of(a, count), [_stores_scores(a, program) for program in group]
+        slack, stores = slack_of(a, *kind), [_stores_scores(a, program) for program in group]
         checks = check_rows(
             a,
             group,
@@ -91,13 +91,13 @@ def _parts(a: Attention, program: Program) -> int:
     return max((t.shape[0] for t in program.tensors if t.role == "scratch" and t.shape[1:] == shape), default=1)
 
 
-def slack_of(a: Attention, parts: int = 1) -> Slack:
-    """The numbers of the module's derivation for a problem, and keys in so many parts."""
-    data, split = DTYPES[a.dtype], parts > 1
+def slack_of(a: Attention, parts: int, scores: str) -> Slack:
+    """The numbers of the module's derivation for a problem, keys in so many parts, and the dtype of stored scores."""
+    data, kept, split = DTYPES[a.dtype], DTYPES[scores], parts > 1
     return Slack(
         score=(chain(a.d) + 2) * U,
-        stored=data.roundoff,
-        least=max(data.smallest / 2, 2.0**-126),  # products of subnormals vanish
+        stored=kept.roundoff,
+        least=max(kept.smallest / 2, 2.0**-126),  # products of subnormals vanish
         range=(6 + 6 * split) * U,
         weight=(8 + 8 * split + split * 8 * (np.log(a.n_k) + 1)) * U,
         sums=(5 * chain(a.n_k) + 3 + split * (4 * chain(parts) + 6)) * U,
@@ -110,6 +110,11 @@ def _stores_scores(a: Attention, program: Program) -> bool:
     """Whether a program stores its scaled scores: in a scratch tensor called S, a row of n_k for each query."""
     shape = (a.batch, a.heads, a.n_q, a.n_k)
     return any((t.name, t.role, t.shape) == ("S", "scratch", shape) for t in program.tensors)
+
+
+def _scores_dtype(a: Attention, program: Program) -> str:
+    """The dtype in which a program stores scores, that of the data where it stores none."""
+    return next((t.dtype for t in program.tensors if t.name == "S"), a.dtype)
 
 
 @dataclass(frozen=True, slots=True)

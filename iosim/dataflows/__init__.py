@@ -1,7 +1,9 @@
 """Dataflows: one file each, found by name.
 
-A file `my_flow.py` defines `my_flow(attention, schedule) -> Program` and `USES`, the schedule fields that it reads;
-the first line of its docstring is its help.  `COMPUTES` says "backward" or "softmax" where that is not "forward".
+A file `my_flow.py` defines `my_flow(attention, schedule) -> Program` and `USES`, the schedule fields that it reads (and
+"grid_order" where its blocks may differ in length); the first line of its docstring is its help.  `COMPUTES` says
+"backward" or "softmax" where that is not "forward", and `BACKWARD` of a forward pass names the dataflow of its
+gradients, which takes what the forward pass leaves.
 A `plan(attention, hardware, given, rule) -> (Schedule, why)` in it chooses the schedule where the general rule
 (iosim/study/choose.py) does not do.  Other packages add theirs under the entry point group "iosim.dataflows", and
 `--dataflow ./mine.py` takes one from a file.
@@ -47,14 +49,15 @@ T = TypeVar("T")
 
 GROUP = "iosim.dataflows"
 PASSES = ("forward", "backward", "softmax")
-SHARED = {"__init__", "row_softmax", "tiles"}  # files of this folder that are not dataflows
+SHARED = {"__init__", "row_softmax", "split_rules", "tiles"}  # files of this folder that are not dataflows
 
 
 @dataclass(frozen=True, slots=True)
 class Dataflow:
     """A named way to compute attention: writes the program for a problem under a schedule.
 
-    `plan` chooses the schedule where the dataflow has a rule of its own.
+    `plan` chooses the schedule where the dataflow has a rule of its own.  `backward` names the dataflow of its
+    gradients, "" where there is none.
     """
 
     name: str
@@ -63,10 +66,12 @@ class Dataflow:
     write: Callable[[Attention, Schedule], Program]
     plan: Plan | None = None
     computes: str = "forward"
+    backward: str = ""
 
     def flops(self, a: Attention) -> int:
         """FLOPs by convention of what it computes: none are agreed on for a softmax alone."""
-        return {"forward": a.flops, "backward": a.backward_flops}.get(self.computes, 0)
+        forward, backward = a.flops, a.backward_flops
+        return {"forward": forward, "backward": backward, "training": forward + backward}.get(self.computes, 0)
 
     def __call__(self, attention: Attention, schedule: Schedule) -> Program:
         """The program; raises InputError, with the dataflow's name, for whatever goes wrong in writing it."""
@@ -159,4 +164,7 @@ def _from_module(module: ModuleType, stem: str) -> Dataflow:
     computes = getattr(module, "COMPUTES", "forward")
     if computes not in PASSES:
         raise InputError(f"dataflow: COMPUTES of {module.__file__} is {computes!r}; {', '.join(PASSES)} are allowed")
-    return Dataflow(stem.replace("_", "-"), first, uses, write, getattr(module, "plan", None), computes)
+    plan, backward = getattr(module, "plan", None), getattr(module, "BACKWARD", "")
+    if not isinstance(backward, str):
+        raise InputError(f"dataflow: BACKWARD of {module.__file__} is {backward!r}, which is no dataflow's name")
+    return Dataflow(stem.replace("_", "-"), first, uses, write, plan, computes, backward)

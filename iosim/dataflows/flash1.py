@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from iosim.hardware import Hardware
 
 USES = ("block_q", "block_k")
+BACKWARD = "flash-backward"
 STEP = 16  # rows of a matrix instruction's tile
 
 

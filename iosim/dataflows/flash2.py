@@ -14,7 +14,8 @@ from iosim.problem import Attention
 from iosim.program import Builder, Program, rows
 from iosim.schedule import Schedule
 
-USES = ("block_q", "block_k")
+USES = ("block_q", "block_k", "grid_order")
+BACKWARD = "flash-backward"
 
 
 def flash2(a: Attention, s: Schedule) -> Program:

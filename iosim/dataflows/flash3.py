@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from iosim.dataflows import Rule
     from iosim.hardware import Hardware
 
-USES = ("block_q", "block_k", "producer", "pingpong", "overlap")
+USES = ("block_q", "block_k", "producer", "pingpong", "overlap", "grid_order")
+BACKWARD = "flash-backward"
 ROWS = (192, 128, 64, 32, 16)  # 64 for each consumer
 TAKE, GIVE = Step("take"), Step("give")
 

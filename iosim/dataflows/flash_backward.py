@@ -16,7 +16,7 @@ from iosim.problem import Attention
 from iosim.program import Builder, Program, Tensor, rows
 from iosim.schedule import Schedule
 
-USES = ("block_q", "block_k")
+USES = ("block_q", "block_k", "grid_order")
 COMPUTES = "backward"
 
 

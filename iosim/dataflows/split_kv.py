@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from iosim.dataflows import Rule
     from iosim.hardware import Hardware
 
-USES = ("block_q", "block_k", "splits")
+USES = ("block_q", "block_k", "splits", "grid_order")
+BACKWARD = "flash-backward"
 MOST = 128  # splits by default: their results are combined one after another
 
 

@@ -3,17 +3,20 @@
 A library's matrix product, row softmax and matrix product.  The products run in square-ish output tiles over
 steps of the inner dimension.  The softmax keeps a row on chip where it fits; a longer row is read three times, or
 twice by the kinds "naive" and "online" (see row_softmax).  A mask saves no work here: it is applied by the softmax.
+S and P are stored in the data dtype, or in fp32, and then P is cast for the second product.
 """
 
 from __future__ import annotations
 
 from iosim.dataflows.row_softmax import row_softmax
+from iosim.dataflows.tiles import operand
 from iosim.index import cdiv
 from iosim.problem import Attention
 from iosim.program import Builder, Program, rows
 from iosim.schedule import Schedule
 
-USES = ("block_q", "block_k", "block_d", "softmax", "softmax_rows", "softmax_cols")
+USES = ("block_q", "block_k", "block_d", "softmax", "softmax_rows", "softmax_cols", "scores")
+BACKWARD = "standard-backward"
 
 
 def standard(a: Attention, s: Schedule) -> Program:
@@ -22,8 +25,8 @@ def standard(a: Attention, s: Schedule) -> Program:
     Q = p.tensor("Q", (a.batch, a.heads, a.n_q, a.d), a.dtype, "in")
     K = p.tensor("K", (a.batch, a.kv_heads, a.n_k, a.d), a.dtype, "in")
     V = p.tensor("V", (a.batch, a.kv_heads, a.n_k, a.d_v), a.dtype, "in")
-    S = p.tensor("S", (a.batch, a.heads, a.n_q, a.n_k), a.dtype, "scratch")
-    P = p.tensor("P", (a.batch, a.heads, a.n_q, a.n_k), a.dtype, "scratch")
+    matrix = (a.batch, a.heads, a.n_q, a.n_k)
+    S, P = (p.tensor(name, matrix, s.scores_dtype(a.dtype), "scratch") for name in ("S", "P"))
     O = p.tensor("O", (a.batch, a.heads, a.n_q, a.d_v), a.dtype, "out")
     L = p.tensor("L", (a.batch, a.heads, a.n_q), "fp32", "out") if a.lse else None
     bq, bk, step = s.block_q, s.block_k, s.block_d
@@ -60,6 +63,7 @@ def standard(a: Attention, s: Schedule) -> Program:
         with p.loop("t", 0, cdiv(a.n_k, step)) as t:
             pr = p.load("p", P[b, h, rows(i, bq), rows(t, step)])
             v = p.load("v", V[b, kv, rows(t, step), rows(c, cols)])
+            pr = operand(p, pr, a.dtype)
             with p.phase("pv"):
                 p.matmul(o, pr, v, add=True)
         p.store(O[b, h, rows(i, bq), rows(c, cols)], o)

@@ -4,8 +4,9 @@ What a library does without fusion, with dO the gradient of O:
 
     dV = P^T dO    dP = dO V^T    dS = P * (dP - rowsum(dP * P))    dQ = scale * dS K    dK = scale * dS^T Q
 
-P, dP and dS are N x N matrices in the data dtype.  Key/value heads that several query heads share take the sum over
-these heads inside the product.  P is 0 where a mask hides a key, so that no mask is applied again, and none saves work.
+P, dP and dS are N x N matrices in the data dtype, or in fp32 and cast for the products.  Key/value heads that several
+query heads share take the sum over these heads inside the product.  P is 0 where a mask hides a key, so that no mask is
+applied again, and none saves work.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from iosim.dataflows.tiles import operand
 from iosim.index import Ex, cdiv
 from iosim.problem import Attention
 from iosim.program import Builder, Program, Tensor, Tile, rows
 from iosim.schedule import Schedule
 
-USES = ("block_q", "block_k", "block_d", "softmax_rows", "softmax_cols")
+USES = ("block_q", "block_k", "block_d", "softmax_rows", "softmax_cols", "scores")
 COMPUTES = "backward"
 
 
@@ -27,11 +29,11 @@ def standard_backward(a: Attention, s: Schedule) -> Program:
     p = Builder("standard-backward")
     like_q, like_o = (a.batch, a.heads, a.n_q, a.d), (a.batch, a.heads, a.n_q, a.d_v)
     like_k, like_v = (a.batch, a.kv_heads, a.n_k, a.d), (a.batch, a.kv_heads, a.n_k, a.d_v)
-    scores = (a.batch, a.heads, a.n_q, a.n_k)
+    scores, kept = (a.batch, a.heads, a.n_q, a.n_k), s.scores_dtype(a.dtype)
     Q, dO = p.tensor("Q", like_q, a.dtype, "in"), p.tensor("dO", like_o, a.dtype, "in")
     K, V = p.tensor("K", like_k, a.dtype, "in"), p.tensor("V", like_v, a.dtype, "in")
-    P = p.tensor("P", scores, a.dtype, "in")
-    dP, dS = p.tensor("dP", scores, a.dtype, "scratch"), p.tensor("dS", scores, a.dtype, "scratch")
+    P = p.tensor("P", scores, kept, "in")
+    dP, dS = p.tensor("dP", scores, kept, "scratch"), p.tensor("dS", scores, kept, "scratch")
     dQ = p.tensor("dQ", like_q, a.dtype, "out")
     dK, dV = p.tensor("dK", like_k, a.dtype, "out"), p.tensor("dV", like_v, a.dtype, "out")
     _over_queries(p, a, s, dV, P, dO, 1)
@@ -54,6 +56,7 @@ def standard_backward(a: Attention, s: Schedule) -> Program:
         with p.loop("t", 0, cdiv(a.n_k, step)) as t:
             ds = p.load("ds", dS[b, h, rows(i, bq), rows(t, step)])
             k = p.load("k", K[b, kv, rows(t, step), rows(c, cols)])
+            ds = operand(p, ds, a.dtype)
             with p.phase("product"):
                 p.matmul(x, ds, k, add=True)
         p.store(dQ[b, h, rows(i, bq), rows(c, cols)], p.scale("out", x, by=a.scale))
@@ -71,6 +74,7 @@ def _over_queries(p: Builder, a: Attention, s: Schedule, out: Tensor, A: Tensor,
         with _group(p, a) as g, p.loop("t", 0, cdiv(a.n_q, step)) as t:
             left = p.load(A.name.lower(), A[b, kv * a.group + g, rows(t, step), rows(j, bk)])
             right = p.load(B.name.lower(), B[b, kv * a.group + g, rows(t, step), rows(c, cols)])
+            left = operand(p, left, a.dtype)
             with p.phase("product"):
                 p.matmul(x, left.T, right, add=True)
         p.store(out[b, kv, rows(j, bk), rows(c, cols)], x if by == 1 else p.scale("out", x, by=by))

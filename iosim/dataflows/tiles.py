@@ -71,6 +71,14 @@ def _tile_of(x: Ex, greatest: int, n: int, size: int) -> Ex:
     return tile
 
 
+def operand(p: Builder, x: Tile, dtype: str) -> Tile:
+    """A loaded tile as the matrix unit takes it: cast, in a phase of its own, where it is stored in another dtype."""
+    if x.dtype == dtype:
+        return x
+    with p.phase(f"cast {x.name}"):
+        return p.cast(f"{x.name} {dtype}", x, dtype)
+
+
 def mask_keys(p: Builder, a: Attention, x: Tile, i: Ex, j: Ex, block_q: int, block_k: int) -> None:
     """Mask the scores `x` of query tile i and key tile j."""
     high = a.diagonal if a.causal else None

@@ -262,7 +262,7 @@ class Model:
 
         A warp issues its instructions in order, and each waits for the one before it in a chain of dependent ones: a
         group alone takes the sum of its times on the units, where several groups overlap them.  Each instruction
-        of a lane takes an issue slot of the vector lanes, and so does a part of those of the matrix unit.
+        of a lane takes an issue slot, and matrix instructions take a share of all.
         """
         computes = [node for node in nodes if isinstance(node, Compute)]
         if not computes:
@@ -281,10 +281,10 @@ class Model:
         if "matrix" in one:
             chain += round(one["matrix"] / self.hardware.matrix.lone_share)
         issued = amounts["vector"] + amounts["alu"] + amounts["exp"] + self._overhead(computes)
-        slots = duration(-(-issued // self.workers), self.hardware.vector_rate or 1)
+        slots = duration(-(-issued // self.workers), self.hardware.issue_rate or 1)
         slots += round(one.get("matrix", 0) * self.hardware.matrix.issue_share)
         if slots:
-            one["vector"] = slots
+            one["issue"] = slots
         lengths = tuple((unit, -(-length // self.pieces)) for unit, length in one.items())
         return Cost(lengths, -(-chain // self.pieces), lag)
 
@@ -558,7 +558,24 @@ class Model:
         return tuple(BlockClass(env, n * free, self.shape(env)) for env, n in found)
 
     def class_of_blocks(self) -> NDArray[np.int64]:
-        """The number of the class of every block, in launch order."""
+        """The number of the class of every block, in launch order: see Schedule.grid_order."""
+        import numpy as np
+
+        of_grid = self._class_of_grid()
+        if self.schedule.grid_order == "natural" or not self.kernel.grid:
+            return of_grid
+        rows = of_grid.reshape(-1, self.kernel.grid[-1][1])  # a row is a run along the last axis
+        lengths = np.array([self.iterations(kind.shape) for kind in self.classes])
+        longest_first = np.argsort(-lengths[rows], axis=1, kind="stable")
+        return np.take_along_axis(rows, longest_first, axis=1).reshape(-1)
+
+    def iterations(self, shape: Shape) -> int:
+        """Iterations of all innermost loops of one block."""
+        loops = ((times, visit) for times, visit in visits(shape) if self.parts[visit.part].loop is not None)
+        return sum(times * trips for times, visit in loops for trips, _ in visit.stretches)
+
+    def _class_of_grid(self) -> NDArray[np.int64]:
+        """The number of the class of every block, the last grid axis fastest."""
         import numpy as np
 
         total = np.zeros((), np.int64)

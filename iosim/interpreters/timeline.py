@@ -32,7 +32,7 @@ Fidelity: TypeAlias = Literal["fair", "chip"]
 FIDELITIES: tuple[Fidelity, ...] = get_args(Fidelity)
 
 SHARED = ("dram", "l2")
-OWN = ("copy", "sram", "matrix", "exp", "alu", "vector")
+OWN = ("copy", "sram", "matrix", "exp", "alu", "vector", "issue")
 OUT_OF_STEP = (2, 5)  # of a request of all processors, see `_Fair.simulate`
 LONG = 32  # alike iterations of a loop that `fair` simulates one by one; more are extrapolated from 16 and 32
 LONG_OUTER = 8  # the same for a loop that has loops inside; more are extrapolated from 4 and 8
@@ -152,8 +152,9 @@ def _at_its_clock(kernel: Kernel, hardware: Hardware, at: Callable[[Hardware], _
     ceiling = (hardware.matrix_hz if products else hardware.boost_hz) or hardware.clock_hz or 0
     run = at(hardware.at_clock(ceiling))
     power, clock = hardware.power, ceiling
-    for _ in range(CLOCK_STEPS if products and power is not None else 0):
-        assert power is not None
+    for _ in range(CLOCK_STEPS):
+        if power is None or not products:
+            break
         watts = _watts_per_ghz3(run, hardware.at_clock(clock), power)
         ghz = (power.limit_w / watts) ** (1 / 3)
         new = min(ceiling, round(ghz * 1000) * 10**6)
@@ -167,14 +168,14 @@ def _at_its_clock(kernel: Kernel, hardware: Hardware, at: Callable[[Hardware], _
 def _watts_per_ghz3(run: _Run, hardware: Hardware, power: Power) -> float:
     """Board power of a run, for a clock of 1 GHz."""
     units, time = run.time.units, run.time.makespan_ps - run.time.launch_ps
-    matrix, vector = (units[name].busy_ps / (time * units[name].instances) for name in ("matrix", "vector"))
+    matrix, issue = (units[name].busy_ps / (time * units[name].instances) for name in ("matrix", "issue"))
     main, own = (unit.rates.get("fp16", 1) for unit in (hardware.matrices[0], hardware.matrix))
     reads = sum(bytes_ for (_, direction), bytes_ in run.moved.items() if direction == "read")
-    clocks = time * units["vector"].instances * (hardware.clock_hz or 1) / 10**12
+    clocks = time * units["issue"].instances * (hardware.clock_hz or 1) / 10**12
     return (
         power.idle_w_per_ghz3
         + power.matrix_w_per_ghz3 * matrix * own / main * hardware.matrix.power_factor
-        + power.vector_w_per_ghz3 * (vector - matrix * hardware.matrix.issue_share)
+        + power.vector_w_per_ghz3 * (issue - matrix * hardware.matrix.issue_share)
         + power.l2_w_per_ghz3 * reads / clocks
     )
 

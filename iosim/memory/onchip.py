@@ -123,7 +123,7 @@ def footprint(kernel: Kernel, schedule: Schedule, hardware: Hardware) -> Footpri
     block_registers = hardware.warps_per_group * (
         workers * _warp_registers(held, hardware) + (groups - workers) * _warp_registers(beside, hardware)
     )
-    resident, limit = _resident(hardware, used, tmem, block_registers, threads)
+    resident, limit = resident_blocks(hardware, used, tmem, block_registers, threads)
     return Footprint(
         kernel=kernel.name,
         items=items,
@@ -156,8 +156,11 @@ def footprints(program: Program, schedule: Schedule, hardware: Hardware) -> dict
     return {k.name: footprint(k, schedule, hardware) for k in program.kernels}
 
 
-def _resident(hardware: Hardware, sram: int, tmem: int, registers: int, threads: int) -> tuple[int, str]:
-    """How many blocks fit on a processor at one time, and the limit that binds (0 when one does not fit)."""
+def resident_blocks(hardware: Hardware, sram: int, tmem: int, registers: int, threads: int) -> tuple[int, str]:
+    """How many blocks fit on a processor at one time, and the limit that binds (0 when one does not fit).
+
+    `sram`, `tmem` (bytes), `registers` and `threads` are what one block takes.
+    """
     limits = {}
     if sram > hardware.sram.block_capacity_bytes or threads > hardware.max_threads_per_block:
         return 0, "SRAM" if sram > hardware.sram.block_capacity_bytes else "threads"

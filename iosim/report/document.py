@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import iosim
 from iosim.hardware import Hardware
 from iosim.study.run import Comparison, Run
+
+if TYPE_CHECKING:
+    from iosim.check.given import Inputs
 
 SCHEMA = "iosim.run/1"
 
@@ -25,11 +28,21 @@ def document(comparison: Comparison, request: Mapping[str, Any]) -> dict[str, An
         "provenance": {
             "iosim": iosim.__version__,
             "profile_hash": {name: machine.profile_hash for name, machine in machines.items()},
+            **({} if comparison.inputs is None else {"inputs": _inputs(comparison.inputs)}),
         },
         "pass": comparison.runs[0].dataflow.computes,
         "problem": comparison.problem.as_dict(),
         "hardware": {name: _hardware(machine) for name, machine in machines.items()},
         "runs": [_run(r) for r in comparison.runs],
+    }
+
+
+def _inputs(inputs: Inputs) -> dict[str, Any]:
+    return {
+        "file": None if inputs.sha256 is None else inputs.origin,
+        "sha256": inputs.sha256,
+        "layout": inputs.layout,
+        "tensors": {t.name: {"dtype": t.dtype.name, "shape": list(t.shape)} for t in inputs.tensors.values()},
     }
 
 
@@ -54,7 +67,7 @@ def _run(r: Run) -> dict[str, Any]:
         "dataflow": r.dataflow.name,
         "hardware": r.hardware.name,
         "schedule": schedule_fields(r) | {"why": r.why},
-        "traffic": _traffic(r) | {"by_tensor": _by_tensor(r)},
+        "traffic": _traffic(r) | {"by_tensor": _by_tensor(r)} | _key_loads(r),
         "bounds": {
             "hbm_accesses": r.accesses,
             "compulsory_accesses": r.bounds.compulsory,
@@ -69,7 +82,8 @@ def _run(r: Run) -> dict[str, Any]:
             "peak_bytes": r.ledger.peak_bytes,
             "capacity_bytes": r.hardware.hbm.capacity_bytes,
             "fits": r.fits,
-        },
+        }
+        | _alive(r),
         "sram": {
             "used_bytes": r.footprint.sram_bytes,
             "capacity_bytes": r.footprint.sram_capacity,
@@ -79,7 +93,7 @@ def _run(r: Run) -> dict[str, Any]:
         "flops": {
             "convention": r.dataflow.flops(r.problem),
             "executed": r.ledger.executed_flops,
-            "vector_ops": _work(r, "vector"),
+            "vector_ops": _work(r, "vector") + _work(r, "alu"),
             "exp_ops": _work(r, "exp"),
         },
         "time": _time(r),
@@ -91,7 +105,17 @@ def _run(r: Run) -> dict[str, Any]:
             for name, u in r.timeline.units.items()
         },
         "check": _check(r),
-    }
+    } | ({"parts": [_run(part) | {"pass": part.dataflow.computes} for part in r.parts]} if r.parts else {})
+
+
+def _alive(r: Run) -> dict[str, Any]:
+    """What is there when a training step holds most."""
+    if r.step is None:
+        return {}
+    tensors = [
+        {"tensor": t.tensor, "bytes": t.bytes, "role": t.role} | ({"why": t.why} if t.why else {}) for t in r.step.alive
+    ]
+    return {"peak_kernels": list(r.step.kernels), "alive_at_peak": tensors}
 
 
 def schedule_fields(r: Run) -> dict[str, Any]:
@@ -120,6 +144,15 @@ def _by_tensor(r: Run) -> dict[str, dict[str, int]]:
         tensor: {f"hbm_{direction}_bytes": count for direction, count in flows.items()}
         for tensor, flows in r.ledger.by_tensor.items()
     }
+
+
+def _key_loads(r: Run) -> dict[str, Any]:
+    """How often K and V are loaded, where query heads share them."""
+    found = {
+        tensor: {"hbm_loads": n.hbm, "dram_loads": n.dram, "per": "query head" if n.per_head else "group"}
+        for tensor, n in r.key_loads.items()
+    }
+    return {"kv_loads": found} if found else {}
 
 
 def _work(r: Run, unit: str) -> int:

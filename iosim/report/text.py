@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from textwrap import wrap
+from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from iosim.hardware import Hardware
+from iosim.memory.step import StepMemory
 from iosim.problem import Attention
 from iosim.report.document import spread_pct
-from iosim.report.words import count, duration, kib, percent, ratio, size
+from iosim.report.words import count, digits, duration, kib, percent, ratio, size
 from iosim.study.run import Comparison, Run
+
+if TYPE_CHECKING:
+    from iosim.check.given import Inputs
 
 WIDTH = 80
 
@@ -24,6 +29,8 @@ def render(comparison: Comparison) -> str:
     parts = [*_paragraph(headline(comparison.problem, comparison.runs[0].dataflow.computes))]
     for machine in machines:
         parts += _paragraph(machine_line(machine))
+    if comparison.inputs is not None:
+        parts += _paragraph(inputs_line(comparison.inputs, comparison.runs[0].dataflow.computes))
     parts.append("")
     if len(machines) == 1:
         parts += [_table(comparison.runs), *_sentences(comparison.runs)]
@@ -45,7 +52,19 @@ def headline(a: Attention, computes: str = "forward") -> str:
     mask = "" if not a.causal else ", causal" if a.n_q == a.n_k else f", causal ({a.causal_align})"
     mask += "" if a.window is None else f", window {a.window:,}"
     what = "Softmax of the scores" if computes == "softmax" else f"Attention {computes}"
+    what += " (forward and backward)" if computes == "training" else ""
     return f"{what}: batch {a.batch}, {heads}, {length}, {width}, {a.dtype}{mask}"
+
+
+def inputs_line(inputs: Inputs, computes: str) -> str:
+    """A user's own tensors in one line."""
+    names = ", ".join(t.name for t in inputs.used(computes).values())
+    return f"Inputs: {names} of {inputs.origin}" + (f" (SHA-256 {inputs.sha256[:12]}...)" if inputs.sha256 else "")
+
+
+def _name(r: Run) -> str:
+    """The dataflow; of a training step that of the forward pass."""
+    return r.parts[0].dataflow.name if r.parts else r.dataflow.name
 
 
 def machine_line(h: Hardware) -> str:
@@ -60,9 +79,9 @@ def _table(runs: Sequence[Run]) -> str:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("")
     for r in runs:
-        table.add_column(r.dataflow.name, justify="right")
+        table.add_column(_name(r), justify="right")
     if len(runs) > 1:
-        names = f"{runs[0].dataflow.name}/{runs[-1].dataflow.name}"
+        names = f"{_name(runs[0])}/{_name(runs[-1])}"
         table.add_column(names if len(names) <= 18 else "first/last", justify="right")
     for label, cell, number in _rows(runs):
         cells = [cell(r) for r in runs]
@@ -78,12 +97,16 @@ Number = Callable[[Run], float]
 
 def _rows(runs: Sequence[Run]) -> Iterable[tuple[str, Cell, Number | None]]:
     yield "extra memory", lambda r: size(r.ledger.extra_bytes), lambda r: r.ledger.extra_bytes
+    if all(r.step is not None for r in runs):
+        yield "peak memory", lambda r: size(r.ledger.peak_bytes), lambda r: r.ledger.peak_bytes
     yield "HBM read", lambda r: size(r.ledger.hbm_read_bytes), lambda r: r.ledger.hbm_read_bytes
     yield "HBM write", lambda r: size(r.ledger.hbm_write_bytes), lambda r: r.ledger.hbm_write_bytes
     yield "DRAM read + write", lambda r: size(dram(r)), dram
     yield "SRAM a block", _sram, None
     yield "resident blocks", _resident, None
     yield "tile, stages", _tile, None
+    if all(r.parts for r in runs):
+        yield "backward", lambda r: _tile(r.parts[1]), None
     if any(r.timeline is not None for r in runs):
         yield "time", _time, lambda r: r.seconds or 0
         yield "share of peak", lambda r: "-" if r.peak_share is None else percent(r.peak_share), None
@@ -173,7 +196,7 @@ def _machines_table(runs: Sequence[Run]) -> str:
     for r in runs:
         table.add_row(
             r.hardware.name,
-            r.dataflow.name,
+            _name(r),
             _tile(r),
             size(r.ledger.extra_bytes),
             size(r.ledger.hbm_read_bytes + r.ledger.hbm_write_bytes),
@@ -202,11 +225,17 @@ def _sentences(runs: Sequence[Run]) -> list[str]:
     out: list[str] = []
     if len(runs) > 1:
         out += _paragraph(_traffic_words(runs[0], runs[-1]))
+    for r in runs:
+        if r.step is not None:
+            out += _paragraph(_step_words(r, r.step))
+    if any(r.key_loads for r in runs):
+        out += _paragraph(_loads_words(runs))
     out += _paragraph(_bounds_words(runs))
     out += _paragraph(_time_words(runs))
     out += _check_words(runs)
     for r in runs:
-        out += _paragraph(f"Schedule of {r.dataflow.name}: {r.why}.")
+        for part in r.parts or (r,):
+            out += _paragraph(f"Schedule of {part.dataflow.name}: {part.why}.")
     return out
 
 
@@ -214,18 +243,48 @@ def _traffic_words(a: Run, b: Run) -> str:
     moved = [r.ledger.hbm_read_bytes + r.ledger.hbm_write_bytes for r in (a, b)]
     more, less = (a, b) if moved[0] >= moved[1] else (b, a)
     text = (
-        f"{less.dataflow.name} asks device memory for {size(min(moved))}, {more.dataflow.name} for {size(max(moved))}"
+        f"{_name(less)} asks device memory for {size(min(moved))}, {_name(more)} for {size(max(moved))}"
         f" ({ratio(max(moved), min(moved))})"
     )
-    extra = [f"{r.dataflow.name} keeps {size(r.ledger.extra_bytes)}" for r in (a, b) if r.ledger.extra_bytes]
+    extra = [f"{_name(r)} keeps {size(r.ledger.extra_bytes)}" for r in (a, b) if r.ledger.extra_bytes]
     if extra:
         text += f"; {' and '.join(extra)} of intermediate results there"
     return text + "."
 
 
+def _step_words(r: Run, step: StepMemory) -> str:
+    """What a training step holds when it holds most, tensors of one size together."""
+    alike: dict[int, list[str]] = {}
+    for t in step.alive:
+        alike.setdefault(t.bytes, []).append(t.tensor)
+    parts = [f"{', '.join(names)} ({size(each)}{' each' if len(names) > 1 else ''})" for each, names in alike.items()]
+    peak = f"{size(step.peak_bytes)} ({digits(step.peak_bytes / 2**20)} MiB)"
+    runs = f"{', '.join(step.kernels)} {'run' if len(step.kernels) > 1 else 'runs'}"
+    return f"Training with {_name(r)} holds most while {runs}: {peak}, which is {'; '.join(parts)}."
+
+
+def _each(values: Mapping[str, float]) -> str:
+    """One number where all are alike, else each with its name."""
+    if len(set(values.values())) == 1:
+        return digits(next(iter(values.values())))
+    return " and ".join(f"{digits(value)} ({name})" for name, value in values.items())
+
+
+def _loads_words(runs: Sequence[Run]) -> str:
+    """How often K and V are loaded, where query heads share them."""
+    parts = []
+    for r in (r for r in runs if r.key_loads):
+        hbm = _each({name: n.hbm for name, n in r.key_loads.items()})
+        dram = _each({name: n.dram for name, n in r.key_loads.items()})
+        group = f"the {r.problem.group} query heads of a group"
+        once = "anew for each of" if any(n.per_head for n in r.key_loads.values()) else "once for"
+        parts.append(f"{_name(r)} loads each byte {hbm} times, {once} {group}, {dram} of them from DRAM")
+    return f"Shared keys and values: {'; '.join(parts)}."
+
+
 def _bounds_words(runs: Sequence[Run]) -> str:
     b = runs[0].bounds
-    times = " and ".join(f"{ratio(r.accesses, b.compulsory)} ({r.dataflow.name})" for r in runs)
+    times = " and ".join(f"{ratio(r.accesses, b.compulsory)} ({_name(r)})" for r in runs)
     text = f"HBM accesses are {times} what inputs and outputs need once"
     if runs[0].dataflow.computes == "forward" and b.theta >= b.compulsory:
         theta = " and ".join(ratio(r.accesses, b.theta) for r in runs)
@@ -241,15 +300,15 @@ def _time_words(runs: Sequence[Run]) -> str:
     slow, fast = max(timed, key=lambda r: r.seconds or 0), min(timed, key=lambda r: r.seconds or 0)
     stall = stall_of(fast)
     fidelity = timed[0].timeline.fidelity if timed[0].timeline is not None else ""
-    text = f"Predicted ({fidelity} fidelity, first time model): {fast.dataflow.name} {_takes(fast)}"
+    text = f"Predicted ({fidelity} fidelity, first time model): {_name(fast)} {_takes(fast)}"
     if slow is not fast:
-        text += f", {slow.dataflow.name} {_takes(slow)} ({ratio(slow.seconds or 0, fast.seconds or 1)})"
+        text += f", {_name(slow)} {_takes(slow)} ({ratio(slow.seconds or 0, fast.seconds or 1)})"
     if stall is not None and fast.timeline is not None:
-        text += f"; the busiest unit of {fast.dataflow.name} is {UNIT_WORDS[fast.timeline.bound]}"
+        text += f"; the busiest unit of {_name(fast)} is {UNIT_WORDS[fast.timeline.bound]}"
         text += f" ({percent(busy_share(fast))} of the time), the largest stall of its {compute_unit(fast)} units is"
         why = STARVED if stall[0] == "matrix" and compute_unit(fast) == "matrix" else STALL_WORDS[stall[0]]
         text += f" {why} ({percent(stall[1])})"
-    spreads = [f"{spread_pct(r)} % for {r.dataflow.name}" for r in timed if spread_pct(r)]
+    spreads = [f"{spread_pct(r)} % for {_name(r)}" for r in timed if spread_pct(r)]
     doubt = f" Simulating every processor (--fidelity chip) could differ by {', '.join(spreads)}." if spreads else ""
     return f"{text}.{doubt}"
 
@@ -267,6 +326,8 @@ UNIT_WORDS = {
     "matrix": "the matrix unit",
     "exp": "the exp unit",
     "vector": "the vector unit",
+    "alu": "the unit for maxima and conversions",
+    "issue": "the issue of instructions",
     "launch": "the launch of kernels",
 }
 STARVED = "operands that come from SRAM"
@@ -283,8 +344,8 @@ STALL_WORDS = {
 
 def _check_words(runs: Sequence[Run]) -> list[str]:
     out = []
-    checked = {r.dataflow.name: r for r in runs if r.check is not None}
+    checked = {_name(r): r for r in runs if r.check is not None}
     for r in checked.values():
         if r.check is not None:
-            out += _paragraph(f"Check of {r.dataflow.name}: {r.check.detail}")
+            out += _paragraph(f"Check of {_name(r)}: {r.check.detail}")
     return out

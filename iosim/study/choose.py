@@ -93,7 +93,9 @@ class _Choice:
         fields = {**sizes, **self.given}
         most = min(MAX_GROUPS, self.hardware.max_threads_per_block // self.hardware.group_threads)
         groups = min(most, max(1, -(-fields["block_q"] // GROUP_ROWS)))
-        defaults = {"groups": groups, "block_d": min(64, self.a.d), **_softmax_tile(self.a, self.hardware, groups)}
+        size = 4 if fields.get("scores") == "fp32" else dtype(self.a.dtype).bytes
+        row_tile = _softmax_tile(self.a, self.hardware, groups, size)
+        defaults = {"groups": groups, "block_d": min(64, self.a.d), **row_tile}
         schedule = Schedule(**{**defaults, **fields})
         return schedule if self.also is None else replace(schedule, **self.also(schedule))
 
@@ -171,9 +173,11 @@ class _Choice:
         return "no smaller tile fits at these stages"
 
 
-def _softmax_tile(a: Attention, hardware: Hardware, groups: int) -> dict[str, int]:
-    """Whole rows where one fits in SRAM, and in fp32 in half of the registers of the block; else 4096 columns."""
-    size = dtype(a.dtype).bytes
+def _softmax_tile(a: Attention, hardware: Hardware, groups: int, size: int) -> dict[str, int]:
+    """Whole rows where one fits in SRAM, and in fp32 in half of the registers of the block; else 4096 columns.
+
+    A score takes `size` bytes in SRAM.
+    """
     threads = groups * hardware.group_threads
     in_sram = int((1 - MARGIN) * hardware.sram.block_capacity_bytes) // size
     in_registers = threads * (hardware.max_registers_per_thread or 255) // 2

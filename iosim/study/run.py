@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING, Any, cast
 
 from iosim.dataflows import Dataflow, load_dataflow
@@ -19,14 +21,18 @@ from iosim.program import Program
 from iosim.schedule import Schedule
 from iosim.study.bounds import Bounds, bounds
 from iosim.study.choose import choose
+from iosim.study.loads import Loads, key_loads
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from iosim.check import Check
+    from iosim.check.given import Inputs
     from iosim.interpreters.timeline import Timeline
+    from iosim.memory.step import StepMemory
 
 DATAFLOWS = ("standard", "flash2")
+PASSES = ("forward", "backward", "training")
 Note = Callable[[str], None]
 
 
@@ -35,7 +41,8 @@ class Run:
     """What one dataflow does with one problem on one machine.
 
     `timeline` is None where the profile lacks a number that time needs, and `no_time` says which.  `check` is None
-    where no check was asked for.
+    where no check was asked for.  A training step has the runs of its two passes as `parts`, of which it is the sum,
+    and `step` says what is alive when most is; `schedule` is then that of the forward pass.
     """
 
     dataflow: Dataflow
@@ -50,6 +57,8 @@ class Run:
     timeline: Timeline | None
     no_time: str
     check: Check | None
+    parts: tuple[Run, ...] = ()
+    step: StepMemory | None = None
 
     def __repr__(self) -> str:
         time = "no time" if self.seconds is None else f"{self.seconds:.3g} s"
@@ -64,6 +73,11 @@ class Run:
     def bounds(self) -> Bounds:
         """The fewest HBM accesses that the problem can do with on this machine."""
         return bounds(self.problem, self.hardware, self.ledger.io_bytes)
+
+    @property
+    def key_loads(self) -> dict[str, Loads]:
+        """How often each byte of K and V is loaded, where query heads share them."""
+        return key_loads(self.problem, self.program, self.device)
 
     @property
     def accesses(self) -> int:
@@ -130,10 +144,14 @@ class Run:
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Runs of one problem: every dataflow on every machine, machine by machine."""
+    """Runs of one problem: every dataflow on every machine, machine by machine.
+
+    `inputs` are a user's own tensors, where the check had any.
+    """
 
     problem: Attention
     runs: tuple[Run, ...]
+    inputs: Inputs | None = None
 
     def __str__(self) -> str:
         """What `iosim run` prints."""
@@ -157,16 +175,22 @@ def compare(
     problem: Attention,
     *,
     dataflows: str | Sequence[str] = DATAFLOWS,
+    computes: str | None = None,
     hardware: str | Hardware | Sequence[str | Hardware] = (DEFAULT,),
     schedule: Schedule | Mapping[str, Any] | None = None,
     fidelity: str = "fair",
     check: bool = True,
     seed: int = 0,
+    inputs: Inputs | str | os.PathLike[str] | Mapping[str, Any] | None = None,
     note: Note = lambda _: None,
 ) -> Comparison:
     """Run every dataflow on every machine.
 
+    `computes` is "forward", "backward" (of forward dataflows those of their gradients are taken) or "training" (each
+    forward dataflow, followed by the one of its gradients, as one run); None stands for what the dataflows compute.
     `schedule` is a whole Schedule, or some of its fields by name; the rest is chosen for each dataflow and machine.
+    `inputs` are the check's own tensors instead of normal random numbers: what `load_inputs` takes or gives.  `seed`
+    makes random inputs and chooses the rows that are checked where they are too many.
     `note` is told what happens next.  The numeric check depends on the schedule alone, so machines share it.
 
     Raises InputError for bad input, CapacityError (an InputError) for a tile that does not fit.
@@ -175,49 +199,75 @@ def compare(
     given_machines = [hardware] if isinstance(hardware, str | Hardware) else list(hardware)
     if not names or not given_machines:
         raise InputError("compare: needs at least one dataflow and one machine")
-    machines = [h if isinstance(h, Hardware) else load_hardware(h) for h in given_machines]
-    flows = [load_dataflow(name) for name in names]
+    machines = [machine_called(h) for h in given_machines]
+    flows = [_of_pass(load_dataflow(name), computes) for name in names]
+    asked = names
     for what, names in (("dataflow", [f.name for f in flows]), ("hw", [h.name for h in machines])):
         if twice := next((n for n in names if names.count(n) > 1), None):
-            raise InputError(f"{what}: {twice} is given twice")
+            why = "" if what == "hw" or twice in asked else f", as the {computes} pass of two of {', '.join(asked)}"
+            raise InputError(f"{what}: {twice} is given twice{why}")
     if len({f.computes for f in flows}) > 1:
         kinds = ", ".join(f"{f.name} ({f.computes})" for f in flows)
         raise InputError(f"dataflow: {kinds} compute different things and cannot be compared")
+    own = _inputs(inputs, problem, flows[0].computes)
     given = _given(schedule)
-    read = {"stages", "groups", "place", "orders"}.union(*(f.uses for f in flows))
+    training = computes == "training"
+    backwards = {f.name: _backward_of(f) for f in flows} if training else {}
+    read = {"stages", "groups", "place", "orders"}.union(*(f.uses for f in (*flows, *backwards.values())))
     if not isinstance(schedule, Schedule) and (idle := sorted(given.keys() - read)):
         raise InputError(f"{idle[0]}: changes nothing in {', '.join(f.name for f in flows)}")
-    plans = [(machine, flow, *choose(flow, problem, machine, given)) for machine in machines for flow in flows]
-    programs = {(flow.name, chosen): flow(problem, chosen) for _, flow, chosen, _ in plans}
-    checks = _checks(problem, programs, seed, note) if check else {}
+    plans = []
+    for machine, flow in product(machines, flows):
+        if training:
+            backward = _plan(problem, machine, backwards[flow.name], given)
+            lse = problem.lse or any((t.name, t.role) == ("L", "in") for t in backward.program.tensors)
+            plans += [_plan(replace(problem, lse=lse), machine, flow, given), backward]
+        else:
+            plans.append(_plan(problem, machine, flow, given))
+    checks = _checks(plans, seed, own, note) if check else {}
     runs = []
-    for machine, flow, chosen, why in plans:
-        note(f"time of {flow.name} on {machine.name}")
-        program = programs[flow.name, chosen]
-        runs.append(_one(problem, machine, flow, chosen, why, program, fidelity, checks.get((flow.name, chosen))))
-    return Comparison(problem, tuple(runs))
+    for plan in plans:
+        note(f"time of {plan.flow.name} on {plan.machine.name}")
+        runs.append(_one(plan, fidelity, checks.get(plan.checked)))
+    if training:
+        from iosim.study.training import training_step
+
+        runs = [training_step(forward, backward) for forward, backward in zip(runs[::2], runs[1::2], strict=True)]
+    return Comparison(problem, tuple(runs), own)
 
 
 def run(
     problem: Attention,
     *,
     dataflow: str = "flash2",
+    computes: str | None = None,
     hardware: str | Hardware = DEFAULT,
     schedule: Schedule | Mapping[str, Any] | None = None,
     fidelity: str = "fair",
     check: bool = True,
     seed: int = 0,
+    inputs: Inputs | str | os.PathLike[str] | Mapping[str, Any] | None = None,
 ) -> Run:
     """Run one dataflow on one machine; see `compare`."""
     return compare(
         problem,
         dataflows=(dataflow,),
+        computes=computes,
         hardware=(hardware,),
         schedule=schedule,
         fidelity=fidelity,
         check=check,
         seed=seed,
+        inputs=inputs,
     ).runs[0]
+
+
+def machine_called(given: str | Hardware) -> Hardware:
+    """A machine, or the one that is called so; an error says that it is about `hw`."""
+    try:
+        return given if isinstance(given, Hardware) else load_hardware(given)
+    except InputError as error:
+        raise InputError(f"hw: {error}") from None
 
 
 def _given(schedule: Schedule | Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -233,32 +283,87 @@ def _given(schedule: Schedule | Mapping[str, Any] | None) -> Mapping[str, Any]:
     return fixed
 
 
+def _inputs(
+    given: Inputs | str | os.PathLike[str] | Mapping[str, Any] | None, problem: Attention, computes: str
+) -> Inputs | None:
+    if given is None:
+        return None
+    from iosim.check.given import Inputs, load_inputs
+
+    inputs = given if isinstance(given, Inputs) else load_inputs(given)
+    inputs.require(problem, computes)
+    return inputs
+
+
+def _of_pass(flow: Dataflow, computes: str | None) -> Dataflow:
+    """The dataflow that a pass takes for `flow`."""
+    if computes is None or (computes == flow.computes and computes in PASSES):
+        return flow
+    if computes not in PASSES:
+        raise InputError(f"pass: {computes!r} is not one of {', '.join(PASSES)}{nearest(computes, PASSES)}")
+    if flow.computes != "forward":
+        raise InputError(f"dataflow: {flow.name} computes {flow.computes}; pass {computes} takes forward dataflows")
+    return _backward_of(flow) if computes == "backward" else flow
+
+
+def _backward_of(flow: Dataflow) -> Dataflow:
+    if not flow.backward:
+        raise InputError(f"dataflow: {flow.name} names no dataflow of its gradients (BACKWARD in its file)")
+    found = load_dataflow(flow.backward)
+    if found.computes != "backward":
+        raise InputError(f"dataflow: BACKWARD of {flow.name} is {found.name}, which computes {found.computes}")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is to be run: a program, and the choices that made it."""
+
+    problem: Attention
+    machine: Hardware
+    flow: Dataflow
+    schedule: Schedule
+    why: str
+    program: Program
+
+    @property
+    def checked(self) -> tuple[Attention, str, Schedule]:
+        """What a check depends on."""
+        return self.problem, self.flow.name, self.schedule
+
+
+def _plan(problem: Attention, machine: Hardware, flow: Dataflow, given: Mapping[str, Any]) -> _Plan:
+    schedule, why = choose(flow, problem, machine, given)
+    return _Plan(problem, machine, flow, schedule, why, flow(problem, schedule))
+
+
 def _checks(
-    problem: Attention, programs: Mapping[tuple[str, Schedule], Program], seed: int, note: Note
-) -> dict[tuple[str, Schedule], Check]:
+    plans: Sequence[_Plan], seed: int, inputs: Inputs | None, note: Note
+) -> dict[tuple[Attention, str, Schedule], Check]:
     from iosim.check import check_all
 
-    note(f"numeric check of {', '.join(dict.fromkeys(name for name, _ in programs))}")
-    return dict(zip(programs, check_all(problem, list(programs.values()), seed=seed), strict=True))
+    note(f"numeric check of {', '.join(dict.fromkeys(plan.flow.name for plan in plans))}")
+    out: dict[tuple[Attention, str, Schedule], Check] = {}
+    for problem, computes in dict.fromkeys((plan.problem, plan.flow.computes) for plan in plans):
+        alike = [plan for plan in plans if (plan.problem, plan.flow.computes) == (problem, computes)]
+        programs = {plan.checked: plan.program for plan in alike}
+        source = None if inputs is None else inputs.source(problem, computes, seed)
+        done = check_all(problem, list(programs.values()), seed=seed, inputs=source)
+        out |= dict(zip(programs, done, strict=True))
+    return out
 
 
-def _one(
-    problem: Attention,
-    machine: Hardware,
-    flow: Dataflow,
-    schedule: Schedule,
-    why: str,
-    program: Program,
-    fidelity: str,
-    check: Check | None,
-) -> Run:
+def _one(plan: _Plan, fidelity: str, check: Check | None) -> Run:
+    program, schedule, machine = plan.program, plan.schedule, plan.machine
     counted = ledger(program)
     prints = footprints(program, schedule, machine)
     resident = {name: f.resident * (machine.processors or 1) for name, f in prints.items()}
     cache = machine.l2.capacity_bytes if machine.l2 is not None else None
     device = dram_flows(program, counted, cache, resident)
-    timed, no_time = _time(problem, machine, schedule, program, device, fidelity)
-    return Run(flow, problem, machine, schedule, why, program, counted, device, prints, timed, no_time, check)
+    timed, no_time = _time(plan.problem, machine, schedule, program, device, fidelity)
+    return Run(
+        plan.flow, plan.problem, machine, schedule, plan.why, program, counted, device, prints, timed, no_time, check
+    )
 
 
 def _time(

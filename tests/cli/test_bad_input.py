@@ -15,7 +15,22 @@ CASES = {
     "zero keys": (("run", "-n", "64", "-d", "64", "--n-k", "0"), "--n-k: 0 is out of range"),
     "heads": (("run", "-n", "64", "-d", "64", "-H", "6", "--kv-heads", "4"), "6 is not a multiple of kv_heads (4)"),
     "dataflow": (("run", "-n", "64", "-d", "64", "--dataflow", "flsh2"), "did you mean 'flash2'?"),
-    "machine": (("run", "-n", "64", "-d", "64", "--hw", "mp32"), "did you mean 'mp31'?"),
+    "machine": (
+        ("run", "-n", "64", "-d", "64", "--hw", "mp32"),
+        "--hw: unknown machine 'mp32' (did you mean 'mp31'?)",
+    ),
+    "machine of a program": (
+        ("show", "flash2", "-n", "64", "-d", "64", "--hw", "mp32"),
+        "--hw: unknown machine 'mp32'",
+    ),
+    "machine that is shown": (("hw", "show", "mp32"), "iosim: unknown machine 'mp32' (did you mean 'mp31'?)"),
+    "inputs": (("run", "--inputs", "no.npz"), "--inputs: no.npz: cannot be read: No such file or directory"),
+    "inputs' name": (("run", "--inputs", "qkv.pt"), "--inputs: qkv.pt: its name must end in .safetensors or .npz"),
+    "layout": (
+        ("run", "--inputs", "qkv.npz", "--inputs-layout", "bsdh"),
+        "--inputs-layout: 'bsdh' is not one of bhsd, bshd (did you mean",
+    ),
+    "layout alone": (("run", "-n", "64", "-d", "64", "--inputs-layout", "bshd"), "changes nothing without --inputs"),
     "dtype": (("run", "-n", "64", "-d", "64", "--dtype", "fp61"), "did you mean 'fp16'?"),
     "alignment": (
         ("run", "-n", "64", "-d", "64", "--causal-align", "topleft"),

@@ -47,6 +47,7 @@ def test_the_main_job_fits_80_columns_and_says_what_it_compares(iosim: Iosim) ->
         (*SMALL, "--dataflow", "flash1", "--dataflow", "split-kv", "--window", "100", "--splits", "3"),
         (*SMALL, "--dataflow", "standard-backward", "--dataflow", "flash-backward", "-H", "4", "--kv-heads", "2"),
         (*SMALL, "--dataflow", "softmax-safe", "--dataflow", "softmax-naive"),
+        (*SMALL, "--pass", "training", "--hw", "mp31", "--hw", "mp22", "--no-check"),
     ],
 )
 def test_json_follows_the_shipped_schema(iosim: Iosim, args: tuple[str, ...]) -> None:

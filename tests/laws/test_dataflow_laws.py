@@ -46,6 +46,7 @@ def schedules(draw: st.DrawFn, largest: int = 13) -> Schedule:
         softmax=draw(st.sampled_from(["safe", "naive", "online"])),
         softmax_rows=draw(st.integers(1, 3)),
         softmax_cols=draw(st.integers(1, 40)),
+        scores=draw(st.sampled_from(["data", "fp32"])),
     )
 
 

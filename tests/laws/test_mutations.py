@@ -33,7 +33,7 @@ PROBLEMS = (
 )
 SCHEDULES = (
     Schedule(block_q=8, block_k=6, block_d=7, splits=3, softmax="online", softmax_rows=2, softmax_cols=7),
-    Schedule(block_q=5, block_k=8, block_d=4, splits=2, softmax_rows=3, softmax_cols=64),
+    Schedule(block_q=5, block_k=8, block_d=4, splits=2, softmax_rows=3, softmax_cols=64, scores="fp32"),
 )
 SHARED = {  # the dataflows that use a shared file
     "row_softmax": ("softmax-naive", "softmax-safe", "softmax-online", "standard"),
@@ -92,13 +92,15 @@ BY_HAND = {  # by file: (old, new); each `old` is in the file once
     ],
     "standard": [
         ('p.scale("s", x, by=a.scale)', "x"),
-        ('S = p.tensor("S", (a.batch, a.heads, a.n_q, a.n_k), a.dtype',
-         'S = p.tensor("S", (a.batch, a.heads, a.n_q, a.n_k), "fp32"'),
+        ("matrix, s.scores_dtype(a.dtype)", 'matrix, "fp32"'),
+        ("matrix, s.scores_dtype(a.dtype)", "matrix, a.dtype"),
         ("once=True)\n", "once=False)\n"),
         ("cdiv(a.n_k, step)", "a.n_k // step"),
     ],
     "standard_backward": [
         ('p.rowsum("total", p.mul("product", pr, dp))', 'p.rowsum("total", dp)'),
+        ('dP, dS = p.tensor("dP", scores, kept', 'dP, dS = p.tensor("dP", scores, "fp32"'),
+        ("s.scores_dtype(a.dtype)", "a.dtype"),
         ("_over_queries(p, a, s, dK, dS, Q, a.scale)", "_over_queries(p, a, s, dK, dS, Q, 1)"),
         ('p.loop("g", 0, a.group)', 'p.loop("g", 1, a.group)'),
     ],

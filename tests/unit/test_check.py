@@ -248,7 +248,7 @@ def test_large_logits_reach_ten_thousand():
 
 
 def test_a_head_that_the_host_cannot_hold_is_refused(monkeypatch):
-    monkeypatch.setattr(iosim.check, "_available_memory", lambda: 10**9)
+    monkeypatch.setattr(iosim.check, "available_memory", lambda: 10**9)
     a = Attention(n_q=2**24, d=128)
     assert memory_needed(a) > 12 * 3 * 2**24 * 128
     with pytest.raises(InputError, match=r"needs 77\.\d GB of memory and this host has 1\.0 GB free; --no-check"):

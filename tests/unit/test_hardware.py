@@ -194,6 +194,9 @@ def test_a100() -> None:
     assert m.copy.asynchronous
 
 
+H200 = load_hardware("h200-sxm")
+
+
 def test_h100_exp_rate_is_the_papers_3_9_tera() -> None:
     m = load_hardware("h100-sxm")
     assert m.exp_rate is not None
@@ -210,7 +213,8 @@ def test_h200_uses_this_projects_measurements() -> None:
     assert m.l2 is not None
     assert (m.l2.capacity_bytes, m.launch_ps) == (62914560, 1_300_000)
     assert (m.sram.capacity_bytes, m.sram.block_capacity_bytes) == (233472, 232448)
-    assert m.copy.bandwidth == 219_600_000_000  # 120 B x 1.83 GHz
+    assert m.copy.bandwidth == 181_170_000_000  # 99 B x 1.83 GHz
+    assert m.with_units(["cp.async"]).copy.bandwidth == 221_430_000_000  # 121 B x 1.83 GHz
     assert m.sram.latency_ps == math.ceil(23e6 / 1830)
 
 
@@ -489,7 +493,9 @@ def test_a_bad_number_is_named_with_what_is_allowed(edit: Edit, number: str, mes
             "warp_size =",
             "wrap_size =",
             "processor.wrap_size: unknown key (did you mean 'warp_size'?); allowed: called, count, "
-            "clock_mhz, warp_size, warps_per_group, max_threads, max_threads_per_block, max_blocks",
+            "clock_mhz, warp_size, warps_per_group, max_threads, max_threads_per_block, max_blocks, "
+            "boost_clock_mhz, matrix_clock_mhz, barrier_cycles, barrier_cycles_per_warp, reduce_cycles, turn_cycles, "
+            "arrival_cycles",
         ),
         (
             "bandwidth_gb_per_s = { value = 1600",
@@ -528,7 +534,8 @@ def test_a_bad_number_is_named_with_what_is_allowed(edit: Edit, number: str, mes
             "[exp]",
             "[exq]",
             "exq: unknown key (did you mean 'exp'?); allowed: schema, name, title, vendor, "
-            "notes, processor, memory, copy, matrix, exp, vector, launch, energy, sources",
+            "notes, processor, memory, copy, copy_threads, matrix, matrix_warp, exp, vector, launch, power, "
+            "energy, sources",
         ),
         ('name = "l2"', 'name = "hbm"', "memory: level 'hbm' is given twice"),
         (
@@ -751,3 +758,20 @@ def test_hardware_imports_no_numpy() -> None:
     code = "import sys, iosim.hardware; print([m for m in ('numpy', 'pandas', 'click') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_units_are_chosen_by_name() -> None:
+    warp = H200.with_units(["mma.sync", "cp.async"])
+    assert (warp.matrix.issued_by, warp.copy.name) == ("warp", "cp.async")
+    assert warp.matrix_rate("fp16") == pytest.approx(2 / 3 * (H200.matrix_rate("fp16") or 0), rel=1e-3)
+    with pytest.raises(InputError, match=r"has no unit 'wgma' \(did you mean 'wgmma'\?\); it has 'wgmma', 'mma.sync'"):
+        H200.with_units(["wgma"])
+
+
+def test_at_another_clock_cycles_change_and_device_memory_does_not() -> None:
+    half = H200.at_clock((H200.clock_hz or 0) // 2)
+    assert (half.hbm, half.l2.bandwidth) == (H200.hbm, H200.l2.bandwidth) if half.l2 and H200.l2 else False
+    assert half.sram.bandwidth == (H200.sram.bandwidth or 0) // 2
+    assert half.matrix_rate("fp16") == (H200.matrix_rate("fp16") or 0) // 2
+    assert half.sram.latency_ps == pytest.approx(2 * (H200.sram.latency_ps or 0), abs=1)
+    assert half.at_clock(half.clock_hz or 0) is half
