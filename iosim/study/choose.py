@@ -173,7 +173,7 @@ class _Choice:
 
 def _softmax_tile(a: Attention, hardware: Hardware, groups: int) -> dict[str, int]:
     """Whole rows where one fits in SRAM, and in fp32 in half of the registers of the block; else 4096 columns."""
-    size = dtype(a.dtype).bytes
+    size = dtype(a.score_dtype).bytes
     threads = groups * hardware.group_threads
     in_sram = int((1 - MARGIN) * hardware.sram.block_capacity_bytes) // size
     in_registers = threads * (hardware.max_registers_per_thread or 255) // 2
