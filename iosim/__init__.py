@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from iosim.problem import Attention
     from iosim.program import show
     from iosim.schedule import Order, Role, Schedule, Step
+    from iosim.study.precision import Precision, precision
     from iosim.study.run import Comparison, Run, compare, run
 
 __version__ = "0.1.0"
@@ -31,6 +32,7 @@ _HOMES = {
     "IosimError": "errors",
     "Order": "schedule",
     "OutputError": "errors",
+    "Precision": "study.precision",
     "Role": "schedule",
     "Run": "study.run",
     "Schedule": "schedule",
@@ -39,6 +41,7 @@ _HOMES = {
     "dataflow_names": "dataflows",
     "load_dataflow": "dataflows",
     "load_hardware": "hardware",
+    "precision": "study.precision",
     "profile_names": "hardware",
     "run": "study.run",
     "show": "program",
@@ -52,6 +55,7 @@ __all__ = [
     "IosimError",
     "Order",
     "OutputError",
+    "Precision",
     "Role",
     "Run",
     "Schedule",
@@ -60,6 +64,7 @@ __all__ = [
     "dataflow_names",
     "load_dataflow",
     "load_hardware",
+    "precision",
     "profile_names",
     "run",
     "show",
