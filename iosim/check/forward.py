@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 def check_forward(a: Attention, programs: Sequence[Program], source: Source, seed: int, budget: int) -> list[Check]:
     """Compare O, and L where it is an output, of several programs with one float64 computation for each bound."""
     out: dict[int, Check] = {}
-    kinds = [_Kind.of(a, program) for program in programs]
+    kinds = [Kind.of(a, program) for program in programs]
     for kind in dict.fromkeys(kinds):
         chosen = [n for n, have in enumerate(kinds) if have == kind]
         group = [programs[n] for n in chosen]
@@ -97,7 +97,7 @@ def chain(n: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class Kind:
     """What a program's operands and bound depend on.
 
     `parts` into which it splits the keys (it keeps row statistics of each, in scratch), the dtype of stored `scores`,
@@ -110,7 +110,7 @@ class _Kind:
     narrow: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, a: Attention, program: Program) -> _Kind:
+    def of(cls, a: Attention, program: Program) -> Kind:
         shape, parts = (a.batch, a.heads, a.n_q), 1
         for t in program.tensors:
             if t.role == "scratch" and t.shape[1:] == shape:
@@ -129,7 +129,7 @@ _STEP = 16  # products of fp16 values in one instruction
 _GAIN = 2.0**8  # of fp8 weights, see 10.
 
 
-def slack_of(a: Attention, kind: _Kind) -> Slack:
+def slack_of(a: Attention, kind: Kind) -> Slack:
     """The numbers of the module's derivation for a problem and a kind of program."""
     data, scores, half = DTYPES[a.dtype], DTYPES[kind.scores], DTYPES["fp16"]
     split, scaled = kind.parts > 1, a.is_fp8
