@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from iosim.problem import Attention
     from iosim.program import show
     from iosim.schedule import Order, Role, Schedule, Step
+    from iosim.study.precision import Precision, precision
     from iosim.study.run import Comparison, Run, compare, run
 
 __version__ = "0.1.0"
@@ -33,6 +34,7 @@ _HOMES = {
     "IosimError": "errors",
     "Order": "schedule",
     "OutputError": "errors",
+    "Precision": "study.precision",
     "Role": "schedule",
     "Run": "study.run",
     "Schedule": "schedule",
@@ -42,6 +44,7 @@ _HOMES = {
     "load_dataflow": "dataflows",
     "load_hardware": "hardware",
     "load_inputs": "check.given",
+    "precision": "study.precision",
     "profile_names": "hardware",
     "run": "study.run",
     "show": "program",
@@ -56,6 +59,7 @@ __all__ = [
     "IosimError",
     "Order",
     "OutputError",
+    "Precision",
     "Role",
     "Run",
     "Schedule",
@@ -65,6 +69,7 @@ __all__ = [
     "load_dataflow",
     "load_hardware",
     "load_inputs",
+    "precision",
     "profile_names",
     "run",
     "show",

@@ -43,7 +43,10 @@ def _problem_options(command: F) -> F:
             click.option("--batch", "-b", type=int, default=1, show_default=True, help="Batch size."),
             click.option("--heads", "-H", type=int, default=1, show_default=True, help="Query heads."),
             click.option("--kv-heads", type=int, help="Key/value heads (GQA, MQA).  [default: --heads]"),
-            click.option("--dtype", default="fp16", show_default=True, help="fp16, bf16 or fp32 data."),
+            click.option("--dtype", default="fp16", show_default=True, help="fp16, bf16, fp32 or fp8 (e4m3) data."),
+            click.option(
+                "--accumulator", default="fp32", show_default=True, help="Sums of matrix products: fp32 or fp16."
+            ),
             click.option("--causal", is_flag=True, help="Mask keys after the query."),
             click.option(
                 "--causal-align",
@@ -83,8 +86,10 @@ def _schedule_options(command: F) -> F:
     return command
 
 
-_PROBLEM = ("n_q", "n_k", "d", "d_v", "batch", "heads", "kv_heads", "dtype", "causal", "causal_align", "window", "lse")
+_PROBLEM = ("n_q", "n_k", "d", "d_v", "batch", "heads", "kv_heads", "dtype", "accumulator", "causal", "causal_align",
+            "window", "lse")  # fmt: skip
 _SCHEDULE = ("block_q", "block_k", "stages", "splits", "softmax", "scores", "grid_order")
+_OTHERS = ("n", "queries", "seed", "seeds", "dataflow", "hw", "fidelity", "pass", "inputs", "inputs_layout")
 
 
 def _problem(options: dict[str, Any]) -> Attention:
@@ -116,7 +121,7 @@ def _problem_of_inputs(options: dict[str, Any]) -> tuple[Attention, Inputs | Non
 def _as_option(message: str) -> str:
     """An error about a field, said of the option that sets it."""
     field, colon, rest = message.partition(":")
-    if field not in (*_PROBLEM, *_SCHEDULE, "dataflow", "hw", "fidelity", "pass", "inputs", "inputs_layout"):
+    if field not in (*_PROBLEM, *_SCHEDULE, *_OTHERS):
         return message
     return f"--{'n' if field == 'n_q' else field.replace('_', '-')}{colon}{rest}"
 
@@ -307,6 +312,45 @@ def validate(
     if options["plot"] is not None:
         _write(plot(found), options["plot"], "--plot")
     _write(text, options["output"])
+
+
+@cli.command()
+@click.option("--n", "-n", type=int, default=8192, show_default=True, help="Keys.")
+@click.option("--d", "-d", type=int, default=128, show_default=True, help="Head dimension.")
+@click.option("--queries", type=int, default=512, show_default=True, help="Query rows that are compared.")
+@click.option("--dataflow", multiple=True, help="A dataflow; may be repeated.  [default: all that compute O]")
+@click.option("--dtype", multiple=True, help="A data format; may be repeated.  [default: fp16, bf16, fp8]")
+@click.option("--accumulator", multiple=True, help="fp32 or fp16; may be repeated.  [default: both]")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the random inputs.")
+@click.option("--seeds", type=int, default=1, show_default=True, help="How many, from --seed on.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object (schema iosim.precision/1).")
+@click.option("--csv", "as_csv", is_flag=True, help="Print one CSV row a dataflow and format.")
+@click.option("--output", "-o", metavar="FILE", help="Write to this file instead of the terminal; - is the terminal.")
+def precision(as_json: bool, as_csv: bool, output: str | None, **options: Any) -> None:
+    """Show each dataflow's error against float64, by number format.
+
+    On normal inputs and on those of FlashAttention-3's Table 3, with its printed figures beside ours.
+
+    Example: iosim precision --dtype fp8 --seeds 4
+    """
+    if as_json and as_csv:
+        raise InputError("--json and --csv: give one of them")
+    from iosim.study.precision import precision as compare_formats
+
+    plural = {"dataflow": "dataflows", "dtype": "dtypes", "accumulator": "accumulators"}
+    with _progress() as note:
+        result = compare_formats(
+            **{plural.get(name, name): value for name, value in options.items() if value != ()}, note=note
+        )
+    from iosim.report import precision as report
+
+    if as_json:
+        import json
+
+        text = json.dumps(report.document(result, options), indent=1, allow_nan=False) + "\n"
+    else:
+        text = report.rows_as_csv(result) if as_csv else report.render(result)
+    _write(text, output)
 
 
 @cli.group(cls=_Group)

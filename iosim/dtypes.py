@@ -12,7 +12,8 @@ class DType:
     """A binary floating-point format.
 
     `bits` counts the significand with its hidden bit, so the unit roundoff is 2**-bits.
-    `least_exponent` is the exponent of the smallest normal number, `largest` the largest finite one.
+    `least_exponent` is the exponent of the smallest normal number, `largest` the largest finite one.  What rounds to
+    more is infinite, or, where the format `saturates`, the largest.
     """
 
     name: str
@@ -20,6 +21,7 @@ class DType:
     bits: int
     least_exponent: int
     largest: float
+    saturates: bool = False
 
     @property
     def roundoff(self) -> float:
@@ -38,6 +40,8 @@ DTYPES = {
         DType("fp16", 2, 11, -14, 65504.0),
         DType("bf16", 2, 8, -126, 2.0**127 * (2 - 2.0**-7)),
         DType("fp32", 4, 24, -126, 2.0**127 * (2 - 2.0**-23)),
+        # OCP's E4M3: no infinities, NaN above 448.  GPUs convert to it with .satfinite: infinity becomes 448 too.
+        DType("fp8_e4m3", 1, 4, -6, 448.0, saturates=True),
     )
 }
 
@@ -45,6 +49,7 @@ ALIASES = {
     "float16": "fp16", "half": "fp16", "f16": "fp16",
     "bfloat16": "bf16",
     "float32": "fp32", "float": "fp32", "f32": "fp32",
+    "fp8": "fp8_e4m3", "e4m3": "fp8_e4m3", "float8_e4m3fn": "fp8_e4m3",
 }  # fmt: skip
 
 

@@ -32,7 +32,7 @@ class Slack:
     With R = scale * |q| * max |k|, which no score exceeds: a score may be wrong by `score` * R, and by `stored` times
     itself plus `least` when it is stored; a weight relative to itself by `range` * R + `weight`, which the denominator
     shares; the denominator or the sum of w v by `sums`; a weight once more, unshared, by `rounding`, and by `floor`
-    relative to the largest weight of its row.
+    relative to the largest weight of its row.  `sum_least` is what sums of w v lose to numbers that are too small.
     """
 
     score: float
@@ -43,6 +43,7 @@ class Slack:
     sums: float
     rounding: float
     floor: float
+    sum_least: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,8 @@ def attend(heads: Heads, q: Single, first: int, slack: Slack, stored: Sequence[S
     wrong = slack.range * reach + slack.weight
     out = [_output(heads, scores, keys, hidden, slack.score * reach + wrong, slack, np.zeros(q.shape[:2]))]
     for s, ratio in zip(stored, ratios, strict=True):
-        out.append(_output(heads, s[..., keys].astype(np.float64), keys, hidden, wrong, slack, ratio))
+        with np.errstate(invalid="ignore"):  # scores that overflowed
+            out.append(_output(heads, s[..., keys].astype(np.float64), keys, hidden, wrong, slack, ratio))
     return out
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from math import sqrt
 from operator import index
 from typing import SupportsIndex, cast
@@ -15,6 +15,8 @@ MAX_D = 1024
 MAX_HEADS = 2**16
 SAME = cast(int, None)  # a default that stands for another field's value
 ALIGNMENTS = ("bottom-right", "top-left")
+FP8 = "fp8_e4m3"
+ACCUMULATORS = ("fp32", "fp16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +26,11 @@ class Attention:
     Shapes: Q (batch, heads, n_q, d), K (batch, kv_heads, n_k, d), V (batch, kv_heads, n_k, d_v),
     O (batch, heads, n_q, d_v), all in `dtype`; the log-sum-exp (batch, heads, n_q) in fp32, an output when
     `lse` is set.  Query head h reads key/value head h // (heads / kv_heads).  `n_k`, `kv_heads` and `d_v`
-    default to `n_q`, `heads` and `d`.  Scores are accumulated in fp32.
+    default to `n_q`, `heads` and `d`.  Matrix products are accumulated in `accumulator`: fp32, or fp16, which matrix
+    units have for fp16 data.
+
+    In fp8 (E4M3) Q, K and V have fp32 scales beside them, one for each block of rows, and O is in bf16, as
+    FlashAttention-3 has it: see `out_dtype`.
 
     `causal_align` says which diagonal a causal mask follows when n_q != n_k: "bottom-right" lets the last query
     see every key (FlashAttention from 2.1 on), "top-left" lets query i see keys 0..i (PyTorch's is_causal).
@@ -46,7 +52,7 @@ class Attention:
     window: int | None = None
     dtype: str = "fp16"
     lse: bool = False
-    accumulator: str = field(default="fp32", init=False)
+    accumulator: str = "fp32"
 
     def __post_init__(self) -> None:
         for name, of in (("n_k", self.n_q), ("d_v", self.d), ("kv_heads", self.heads)):
@@ -72,11 +78,32 @@ class Attention:
             hint = nearest(str(self.causal_align), ALIGNMENTS)
             raise InputError(f"causal_align: {self.causal_align!r} is not one of {', '.join(ALIGNMENTS)}{hint}")
         object.__setattr__(self, "dtype", dtype(self.dtype).name)
+        if self.accumulator not in ACCUMULATORS:
+            hint = nearest(str(self.accumulator), ACCUMULATORS)
+            raise InputError(f"accumulator: {self.accumulator!r} is not one of {', '.join(ACCUMULATORS)}{hint}")
+        if self.accumulator == "fp16" and self.dtype != "fp16":
+            why = "sums of scaled fp8 values overflow it" if self.is_fp8 else "matrix units have fp32 only for it"
+            raise InputError(f"accumulator: fp16 goes with fp16 data, not with {self.dtype}: {why}")
 
     @property
     def group(self) -> int:
         """Query heads that share one key/value head."""
         return self.heads // self.kv_heads
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether Q, K and V are in fp8 and have scales."""
+        return self.dtype == FP8
+
+    @property
+    def out_dtype(self) -> str:
+        """The dtype of O: that of the data, but bf16 for fp8."""
+        return "bf16" if self.is_fp8 else self.dtype
+
+    @property
+    def score_dtype(self) -> str:
+        """The dtype of S where it is stored: that of the data, but fp16 for fp8."""
+        return "fp16" if self.is_fp8 else self.dtype
 
     @property
     def scale(self) -> float:

@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeAlias
 
 from iosim.dtypes import dtype as dtype_of
 from iosim.errors import InputError
-from iosim.index import Ex, Expr, Index, Times, affine, at, indices, least, most, plus
+from iosim.index import Ex, Expr, Index, Times, affine, at, cdiv, indices, least, most, plus
 from iosim.ops import OPS, Shape
 
 Role: TypeAlias = Literal["in", "out", "scratch"]
@@ -35,13 +35,25 @@ class ProgramError(InputError):
 
 
 @dataclass(frozen=True, slots=True)
+class Scales:
+    """What makes a tensor one of scales: element n multiplies rows n * `rows`, ... of `tensor`, `rows` of them."""
+
+    tensor: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tensor:
-    """An array in device memory.  `tensor[i, rows(j, n)]` makes a View; missing trailing axes are taken whole."""
+    """An array in device memory.  `tensor[i, rows(j, n)]` makes a View; missing trailing axes are taken whole.
+
+    `scales` says which values of another input it multiplies, for formats that are too narrow without.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     role: Role
+    scales: Scales | None = None
 
     @property
     def bytes(self) -> int:
@@ -292,6 +304,12 @@ class Builder:
         self._tensors.append(Tensor(name, shape, dtype, role))
         return self._tensors[-1]
 
+    def scales(self, name: str, of: Tensor, rows: int) -> Tensor:
+        """The fp32 scales of an input, one for each run of `rows` rows."""
+        shape = (*of.shape[:-2], cdiv(of.shape[-2], rows))
+        self._tensors.append(Tensor(name, shape, "fp32", "in", Scales(of.name, rows)))
+        return self._tensors[-1]
+
     @contextmanager
     def kernel(self, name: str, *, operands_once: bool = False, **grid: int) -> Iterator[tuple[Index, ...]]:
         """A kernel over a grid of named axes, outermost first."""
@@ -330,11 +348,14 @@ class Builder:
             raise ProgramError(f"{self.name}: store of tile {tile} {tile.shape} to {view} of shape {view.shape}")
         self._append(Store(view, tile, self._phase or "compute", add, self._when))
 
-    def fill(self, out: str | Tile, *, shape: Shape, value: float) -> Tile:
-        return self._compute("fill", out, (), shape=shape, value=value)
+    def fill(self, out: str | Tile, *, shape: Shape, value: float, dtype: str = "fp32") -> Tile:
+        return self._compute("fill", Tile(out, shape, dtype) if isinstance(out, str) else out, (), shape=shape,
+                             value=value)  # fmt: skip
 
-    def matmul(self, out: str | Tile, a: Operand, b: Operand, *, add: bool = False) -> Tile:
-        return self._compute("matmul", out, (a, b), add=add)
+    def matmul(self, out: str | Tile, a: Operand, b: Operand, *, add: bool = False, dtype: str = "fp32") -> Tile:
+        """a @ b, accumulated in the dtype of the tile: one narrower than fp32 rounds after each instruction's step."""
+        tile = Tile(out, (a.shape[0], b.shape[1]), dtype) if isinstance(out, str) else out
+        return self._compute("matmul", tile, (a, b), add=add)
 
     def mask(self, x: Tile, *, row: Ex, col: Ex, keys: int, diagonal: int | None, low: int | None = None) -> Tile:
         """-inf where key col + c is not below `keys`, above query row + r plus `diagonal`, or below it plus `low`.
@@ -411,6 +432,7 @@ def check(program: Program) -> None:
     based: set[str] = set()
     if len({t.name for t in program.tensors}) < len(program.tensors):
         raise ProgramError(f"{program.name}: two tensors have one name")
+    _check_scales(program)
     if not program.kernels:
         raise ProgramError(f"{program.name}: there is no kernel")
     if len({k.name for k in program.kernels}) < len(program.kernels):
@@ -436,6 +458,21 @@ def check(program: Program) -> None:
         written |= {s.view.tensor.name for s in stores}
     if missing := [t.name for t in program.tensors if t.name not in written]:
         raise ProgramError(f"{program.name}: nothing stores {', '.join(missing)}")
+
+
+def _check_scales(program: Program) -> None:
+    """Scales are inputs, and there is one for each run of rows of another input."""
+    inputs = {t.name: t for t in program.tensors if t.role == "in"}
+    for t in program.tensors:
+        if t.scales is None:
+            continue
+        of = inputs.get(t.scales.tensor)
+        if of is None or t.role != "in":
+            raise ProgramError(f"{program.name}: {t.name} scales {t.scales.tensor}; both must be inputs")
+        wanted = (*of.shape[:-2], cdiv(of.shape[-2], t.scales.rows))
+        if t.shape != wanted:
+            raise ProgramError(f"{program.name}: {t.name} has the shape {t.shape}, one scale for each "
+                               f"{t.scales.rows} rows of {of.name} takes {wanted}")  # fmt: skip
 
 
 def _check_load(where: str, kernel: Kernel, load: Load, stores: Sequence[Store], written: set[str]) -> None:
@@ -550,7 +587,8 @@ def show(program: Program) -> str:
     """The program as pseudo-code: tensors, then for each kernel its grid and body, with phases as labels."""
     out = [f"program {program.name}"]
     for t in program.tensors:
-        out.append(f"  {t.role:7} {t.name} ({', '.join(map(str, t.shape))}) {t.dtype}")
+        of = "" if t.scales is None else f", scales of {t.scales.rows} rows of {t.scales.tensor} each"
+        out.append(f"  {t.role:7} {t.name} ({', '.join(map(str, t.shape))}) {t.dtype}{of}")
     for kernel in program.kernels:
         axes = ", ".join(f"{axis} < {extent}" for axis, extent in kernel.grid)
         out += ["", f"kernel {kernel.name}: {kernel.blocks} blocks ({axes})"]

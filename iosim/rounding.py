@@ -25,7 +25,10 @@ _FP32_BITS, _FP32_LEAST, _FP32_BIAS = 24, -126, 127
 
 
 def round_to(x: Array, dtype: DType) -> None:
-    """Round `x` in place to `dtype`: to nearest, ties to even, overflow to infinity; infinities and NaN stay."""
+    """Round `x` in place to `dtype`: to nearest, ties to even; NaN stays.
+
+    Overflow goes to infinity, or to the largest number where the format saturates.
+    """
     round_into(x, x, dtype)
 
 
@@ -105,4 +108,5 @@ def _shifted(out: Array, x: Array, dtype: DType) -> None:
     if sign is not None:  # -0 and what rounds to it
         np.bitwise_or(out.view(np.int32), sign, out=out.view(np.int32))
     if overflow:
-        np.copyto(out, np.copysign(np.float32(np.inf), out), where=np.abs(out) > np.float32(dtype.largest))
+        beyond = np.float32(dtype.largest if dtype.saturates else np.inf)
+        np.copyto(out, np.copysign(beyond, out), where=np.abs(out) > np.float32(dtype.largest))

@@ -11,6 +11,7 @@ from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, TypeAlias
 
+import ml_dtypes
 import numpy as np
 
 from iosim.dtypes import dtype
@@ -86,7 +87,8 @@ def backward(a: Attention, x: Mapping[str, Double]) -> dict[str, Double]:
 
 
 def rounded(x: Double, name: str) -> NDArray[np.float32]:
-    return x.astype(np.float16 if name == "fp16" else np.float32).astype(np.float32)
+    kind = {"fp16": np.float16, "fp8_e4m3": ml_dtypes.float8_e4m3fn}.get(name, np.float32)
+    return x.astype(kind).astype(np.float32)
 
 
 def normal(a: Attention, name: str, shape: tuple[int, ...]) -> Double:
@@ -101,6 +103,18 @@ def forward_inputs(a: Attention) -> dict[str, Double]:
         "K": normal(a, "K", (a.batch, a.kv_heads, a.n_k, a.d)),
         "V": normal(a, "V", (a.batch, a.kv_heads, a.n_k, a.d_v)),
     }
+
+
+def scaled(program: Program, inputs: Mapping[str, Double]) -> tuple[dict[str, Double], dict[str, Double]]:
+    """The inputs with random scales where the program wants some, and what they stand for."""
+    given, true = dict(inputs), dict(inputs)
+    random = np.random.default_rng(len(program.tensors))
+    for t in program.tensors:
+        if t.scales is not None:
+            given[t.name] = random.uniform(0.5, 2, t.shape).astype(np.float32).astype(np.float64)
+            each = np.repeat(given[t.name], t.scales.rows, -1)[..., : inputs[t.scales.tensor].shape[-2]]
+            true[t.scales.tensor] = inputs[t.scales.tensor] * each[..., None]
+    return given, true
 
 
 def outputs(program: Program, inputs: Mapping[str, Double]) -> dict[str, NDArray[np.float32]]:
@@ -128,13 +142,16 @@ def assert_close(a: Attention, got: NDArray[np.float32], exact: Double, *, round
 
 
 def check_forward(a: Attention, program: Program, *, roundings: float) -> None:
-    inputs = forward_inputs(a)
-    exact, got = forward(a, inputs), outputs(program, inputs)
-    assert_close(a, got["O"], exact["O"], roundings=roundings, name="O")
+    inputs, true = scaled(program, forward_inputs(a))
+    exact, got = forward(a, true), outputs(program, inputs)
+    if a.is_fp8:  # P once, by 2^-4 of each weight, and S in fp16
+        assert (np.abs(got["O"] - exact["O"]) <= (2**-4 + 0.01) * (exact["P"] @ np.abs(shared(a, true["V"])))).all()
+    else:
+        assert_close(a, got["O"], exact["O"], roundings=roundings, name="O")
     assert ("L" in got) == a.lse
     if a.lse:  # in fp32, of scores that only `standard` rounds
         stored = any(t.name == "S" for t in program.tensors)
-        assert_close(a, got["L"], exact["L"], roundings=roundings * stored, name="L")
+        assert_close(a, got["L"], exact["L"], roundings=roundings * stored / (2**7 if a.is_fp8 else 1), name="L")
 
 
 # ---------------------------------------------------------------- bytes by hand
@@ -180,9 +197,12 @@ def check_flash2(a: Attention, s: Schedule, program: Program) -> None:
         "Q": {"read": heads * a.n_q * a.d * e},
         "K": {"read": keys * a.d},
         "V": {"read": keys * a.d_v},
-        "O": {"write": heads * a.n_q * a.d_v * e},
+        "O": {"write": heads * a.n_q * a.d_v * max(e, 2)},
         "L": {"write": heads * a.n_q * 4 if a.lse else 0},
     }
+    if a.is_fp8:  # a scale of four bytes with each tile
+        expected["SQ"] = {"read": 4 * heads * len(visits(a, s))}
+        expected["SK"] = expected["SV"] = {"read": 4 * heads * int(visits(a, s).sum())}
     assert_bytes(program, expected)
 
 
@@ -194,19 +214,23 @@ def check_standard(a: Attention, s: Schedule, program: Program) -> None:
     e, heads = dtype(a.dtype).bytes, a.batch * a.heads
     q_tiles, k_tiles = ceil(a.n_q / s.block_q), ceil(a.n_k / s.block_k)
     matrix, passes = heads * a.n_q * a.n_k * score(a, s), 1 if s.softmax_cols >= a.n_k else PASSES[s.softmax]
+    scores = matrix * 2 if a.is_fp8 and s.scores == "data" else matrix  # S has two bytes then, as O has
     expected = {
         "Q": {"read": heads * a.n_q * a.d * k_tiles * e},
         "K": {"read": heads * a.n_k * a.d * q_tiles * e},
         "V": {"read": heads * a.n_k * a.d_v * q_tiles * e},
-        "S": {"write": matrix, "read": matrix * passes},
+        "S": {"write": scores, "read": scores * passes},
         "P": {"write": matrix, "read": matrix * ceil(a.d_v / min(s.block_k, a.d_v))},
-        "O": {"write": heads * a.n_q * a.d_v * e},
+        "O": {"write": heads * a.n_q * a.d_v * max(e, 2)},
         "L": {"write": heads * a.n_q * 4 if a.lse else 0},
     }
+    if a.is_fp8:  # one scale of a head, read by every output tile
+        expected["SQ"] = expected["SK"] = {"read": 4 * heads * q_tiles * k_tiles}
+        expected["SV"] = {"read": 4 * heads * q_tiles * ceil(a.d_v / min(s.block_k, a.d_v))}
     assert_bytes(program, expected)
     # The papers: S and P written and read once, Q and O once a query head, K and V once a key/value head.
-    rows = a.heads * a.n_q * (a.d + a.d_v) + a.kv_heads * a.n_k * (a.d + a.d_v)
-    assert ledger(program).paper_hbm_bytes == 4 * matrix + a.batch * rows * e
+    rows = a.heads * a.n_q * (a.d * e + a.d_v * max(e, 2)) + a.kv_heads * a.n_k * (a.d + a.d_v) * e
+    assert ledger(program).paper_hbm_bytes == 2 * (scores + matrix) + a.batch * rows
 
 
 def check_flash1(a: Attention, s: Schedule, program: Program) -> None:

@@ -104,7 +104,7 @@ def memory_needed(attention: Attention, programs: Sequence[Program] = ()) -> int
 
 
 def _names(program: Program, role: str) -> set[str]:
-    return {t.name for t in program.tensors if t.role == role}
+    return {t.name for t in program.tensors if t.role == role and t.scales is None}
 
 
 def _unknown(a: Attention, program: Program) -> str:
@@ -122,7 +122,7 @@ def _unknown(a: Attention, program: Program) -> str:
         prefix + "V": (*key, a.d_v) for prefix in ("", "d")
     }
     for t in program.tensors:
-        if t.role != "scratch" and t.shape != shapes[t.name]:
+        if t.role != "scratch" and t.scales is None and t.shape != shapes[t.name]:
             return f"not checked: {t.name} has the shape {t.shape}, that of the problem is {shapes[t.name]}"
     return ""
 

@@ -26,6 +26,15 @@ l = sum w, p_j = w_j / l, and let a kernel accumulate in float32.  To first orde
     L_t is wrong by 4u (|L_t| + log n_k + 1) and the difference by 2u of itself, |L_t| at most R + log n_k: together
     6uR + 8u (log n_k + 1) of a weight, and 8u for exp; the sum over parts as in 3., and another division.
 
+10. fp8: what is compared with is attention of the values that codes and scales stand for, so that it is the kernel that
+    is judged, not its caller's rounding.  These values in float32, the product of two scales and its product with a
+    score add 5u to 1.  Units of o that change with the scale of V add 3u to a rescaling factor, and another u for V: a
+    further u chain(n_k).  Weights times 2^8 move the exponent: 8u of a weight and 2u R.  P has r = 2^-4, and half the
+    smallest number over 2^8.  S is stored in fp16, O in bf16, and so rounded.
+11. An fp16 accumulator (r' = 2^-11): a sum of n is rounded after each 16 products, and where a tile ends once more
+    for the rescaling: t roundings, each of r' times a partial sum, add up to chain(t) r', and t times half the smallest
+    number.  A partial sum of q k is at most |q| |k|, that of w v is bounded as in 5., l is not concerned.
+
 L = m scale + log l: the error of a score, that of l, and 4u of the numbers themselves.
 """
 
@@ -40,12 +49,13 @@ import numpy as np
 
 from iosim.check.inputs import Source, gather
 from iosim.check.outcome import FLUSH, LEAST, Check, Result, Total, U, difference, judge, unguarded
+from iosim.check.quantise import Quantised, scaled_rows
 from iosim.check.rows import Band, check_rows, oracle_rows, rewrites, rows_memory, run
 from iosim.dtypes import DTYPES
 from iosim.interpreters.region import Box
 from iosim.interpreters.replay import Mapper, Replay
 from iosim.oracle import Heads, Rows, Slack, attend
-from iosim.program import Program, Tensor
+from iosim.program import Compute, Program, Tensor, walk
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -59,17 +69,18 @@ if TYPE_CHECKING:
 def check_forward(a: Attention, programs: Sequence[Program], source: Source, seed: int, budget: int) -> list[Check]:
     """Compare O, and L where it is an output, of several programs with one float64 computation for each bound."""
     out: dict[int, Check] = {}
-    kinds = [(_parts(a, program), _scores_dtype(a, program)) for program in programs]
+    kinds = [Kind.of(a, program) for program in programs]
     for kind in dict.fromkeys(kinds):
         chosen = [n for n, have in enumerate(kinds) if have == kind]
         group = [programs[n] for n in chosen]
-        slack, stores = slack_of(a, *kind), [_stores_scores(a, program) for program in group]
+        slack, stores = slack_of(a, kind), [_stores_scores(a, program) for program in group]
+        given = Quantised(source, a, dict(kind.scaled)) if a.is_fp8 else source
         checks = check_rows(
             a,
             group,
             seed,
             budget,
-            lambda bands: _Case.of(a, source, bands, slack, stores),  # noqa: B023 - used at once
+            lambda bands: _Case.of(a, given, bands, slack, stores),  # noqa: B023 - used at once
         )
         out |= zip(chosen, checks, strict=True)
     return [out[n] for n in range(len(programs))]
@@ -85,24 +96,55 @@ def chain(n: int) -> float:
     return min(n, 8 * sqrt(n))
 
 
-def _parts(a: Attention, program: Program) -> int:
-    """Into how many parts a program splits the keys: it keeps row statistics of each, in scratch."""
-    shape = (a.batch, a.heads, a.n_q)
-    return max((t.shape[0] for t in program.tensors if t.role == "scratch" and t.shape[1:] == shape), default=1)
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a program's operands and bound depend on.
+
+    `parts` into which it splits the keys (it keeps row statistics of each, in scratch), the dtype of stored `scores`,
+    (input, rows) that share a scale, and the inner sizes of its products with an fp16 accumulator.
+    """
+
+    parts: int
+    scores: str
+    scaled: tuple[tuple[str, int], ...] = ()
+    narrow: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, a: Attention, program: Program) -> Kind:
+        shape, parts = (a.batch, a.heads, a.n_q), 1
+        for t in program.tensors:
+            if t.role == "scratch" and t.shape[1:] == shape:
+                parts = max(parts, t.shape[0])
+        computes = [n for kernel in program.kernels for n, _ in walk(kernel.body) if isinstance(n, Compute)]
+        narrow = {n.args[0].shape[1] for n in computes if n.op == "matmul" and n.out.dtype == "fp16"}
+        scores = next((t.dtype for t in program.tensors if t.name == "S"), a.score_dtype)
+        return cls(parts, scores, tuple(scaled_rows(program).items()), tuple(sorted(narrow)))
+
+    def roundings(self, n: int) -> int:
+        """How often a sum of n products in an fp16 accumulator is rounded at most."""
+        return max((-(-n // inner) * (-(-inner // _STEP) + 1) for inner in self.narrow), default=0)
 
 
-def slack_of(a: Attention, parts: int, scores: str) -> Slack:
-    """The numbers of the module's derivation for a problem, keys in so many parts, and the dtype of stored scores."""
-    data, kept, split = DTYPES[a.dtype], DTYPES[scores], parts > 1
+_STEP = 16  # products of fp16 values in one instruction
+_GAIN = 2.0**8  # of fp8 weights, see 10.
+
+
+def slack_of(a: Attention, kind: Kind) -> Slack:
+    """The numbers of the module's derivation for a problem and a kind of program."""
+    data, scores, half = DTYPES[a.dtype], DTYPES[kind.scores], DTYPES["fp16"]
+    split, scaled = kind.parts > 1, a.is_fp8
+    of_qk, of_pv = kind.roundings(a.d), kind.roundings(a.n_k)
+    least = of_qk * half.smallest / 2 * a.scale
     return Slack(
-        score=(chain(a.d) + 2) * U,
-        stored=kept.roundoff,
-        least=max(kept.smallest / 2, 2.0**-126),  # products of subnormals vanish
-        range=(6 + 6 * split) * U,
-        weight=(8 + 8 * split + split * 8 * (np.log(a.n_k) + 1)) * U,
-        sums=(5 * chain(a.n_k) + 3 + split * (4 * chain(parts) + 6)) * U,
-        rounding=data.roundoff,
-        floor=max(data.smallest / 2, FLUSH),
+        score=(chain(a.d) + 2 + 5 * scaled) * U + chain(of_qk) * half.roundoff,
+        stored=scores.roundoff,
+        least=max(scores.smallest / 2, 2.0**-126) + least,  # products of subnormals vanish
+        range=(6 + 6 * split + 2 * scaled) * U,
+        weight=(8 + 8 * split + split * 8 * (np.log(a.n_k) + 1) + 8 * scaled) * U + least,
+        sums=(5 * chain(a.n_k) + 3 + split * (4 * chain(kind.parts) + 6) + scaled * (chain(a.n_k) + 32)) * U,
+        rounding=data.roundoff + chain(of_pv) * half.roundoff,
+        floor=max(data.smallest / 2 / (_GAIN if scaled else 1), FLUSH),
+        sum_least=of_pv * half.smallest / 2,
     )
 
 
@@ -110,11 +152,6 @@ def _stores_scores(a: Attention, program: Program) -> bool:
     """Whether a program stores its scaled scores: in a scratch tensor called S, a row of n_k for each query."""
     shape = (a.batch, a.heads, a.n_q, a.n_k)
     return any((t.name, t.role, t.shape) == ("S", "scratch", shape) for t in program.tensors)
-
-
-def _scores_dtype(a: Attention, program: Program) -> str:
-    """The dtype in which a program stores scores, that of the data where it stores none."""
-    return next((t.dtype for t in program.tensors if t.name == "S"), a.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +178,13 @@ class _Case:
             boxes["Q"] = (band.batch, band.heads, rows, (0, a.d))
         held = {name: (box, gather(source, name, box)) for name, box in boxes.items()}
         pick = [h // g - shared[0] for h in range(*band.heads)]
-        k, v = (_stack(held[name][1], pick) for name in "KV")
+        k, v = (_stack(_decoded(source, name, *held[name]), pick) for name in "KV")
         return cls(a, source, held, Heads.of(a, k, v, source.values_std), slack, stores)
 
     def give(self, tensor: Tensor, box: Box) -> Single:
         """An input of a program, see replay."""
+        if tensor.scales is not None and isinstance(self.source, Quantised):
+            return self.source.scales(tensor.scales.tensor, box)
         return self._part(tensor.name, box)
 
     def _part(self, name: str, box: Box) -> Single:
@@ -159,7 +198,8 @@ class _Case:
     def exact(self, band: Band, scores: Sequence[Single], inner: Mapper) -> list[Rows]:
         """The float64 result of a band, then that of each array of stored scores."""
         a, (lo, hi) = self.attention, band.rows
-        q = self._part("Q", (band.batch, band.heads, band.rows, (0, a.d))).reshape(-1, hi - lo, a.d)
+        box = (band.batch, band.heads, band.rows, (0, a.d))
+        q = _decoded(self.source, "Q", box, self._part("Q", box)).reshape(-1, hi - lo, a.d)
         step = oracle_rows(a.n_k * len(q))
 
         def block(at: int) -> list[Rows]:
@@ -180,9 +220,14 @@ class _Case:
         exact, *others = self.exact(band, scores, inner)
         own = iter(others)
         return [
-            _result(self.attention, total.program, band, replay, next(own) if stores else exact, exact)
+            _result(self, total.program, band, replay, next(own) if stores else exact, exact)
             for total, replay, stores in zip(totals, done, self.stores, strict=True)
         ]
+
+
+def _decoded(source: Source, name: str, box: Box, given: Single) -> Single:
+    """The values that an input's elements stand for."""
+    return source.decoded(name, box, given) if isinstance(source, Quantised) else given
 
 
 def _stack(x: Single, pick: Sequence[int]) -> Single:
@@ -198,15 +243,16 @@ def _join(parts: Sequence[Rows]) -> Rows:
     return Rows(*(np.concatenate(column, 1) for column in columns))
 
 
-def _result(a: Attention, program: Program, band: Band, done: Replay, wanted: Rows, exact: Rows) -> Result:
-    data, scores = DTYPES[a.dtype], float(np.max(wanted.score_ratio))
+def _result(case: _Case, program: Program, band: Band, done: Replay, wanted: Rows, exact: Rows) -> Result:
+    a = case.attention
+    data, scores = DTYPES[a.out_dtype], float(np.max(wanted.score_ratio))
     if scores > 1:  # there is no use in their softmax
         wanted = replace(exact, score_ratio=wanted.score_ratio)
     got = done.outputs["O"].reshape(wanted.o.shape)
     times, slack = rewrites(program, "O"), wanted.o_slack
     if times > 1:
         slack = slack + (chain(times - 1) * data.roundoff + 8 * times * U) * wanted.partial
-    least = times * data.smallest / 2 + a.n_k * LEAST
+    least = times * data.smallest / 2 + a.n_k * LEAST + case.slack.sum_least
     bound = slack + data.roundoff * (np.abs(wanted.o) + slack) + least
     error = difference(got, wanted.o)
     ratio, failure, at = judge("O", got, wanted.o, error, bound, band.place)

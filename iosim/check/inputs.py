@@ -34,7 +34,10 @@ class Source(Protocol):
     def values_std(self) -> float | None: ...
 
     def rows(self, name: str, batch: int, head: int, rows: Range) -> Single:
-        """Rows lo..hi-1 of one head of an input, as float32 rounded to the problem's dtype."""
+        """Rows lo..hi-1 of one head of an input, as float32 rounded to the problem's dtype.
+
+        Not rounded for fp8, whose codes and scales are made of them (see quantise.py).
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +75,8 @@ class Normal:
                 chunk[random.random(chunk.shape, np.float32) < self.outliers] *= 30
             lo, hi = max(first, rows[0]), min(first + len(chunk), rows[1])
             out[lo - rows[0] : hi - rows[0]] = chunk[lo - first : hi - first]
-        round_to(out, DTYPES[a.dtype])
+        if not a.is_fp8:
+            round_to(out, DTYPES[a.dtype])
         return out
 
 

@@ -3,7 +3,8 @@
 A file `my_flow.py` defines `my_flow(attention, schedule) -> Program` and `USES`, the schedule fields that it reads (and
 "grid_order" where its blocks may differ in length); the first line of its docstring is its help.  `COMPUTES` says
 "backward" or "softmax" where that is not "forward", and `BACKWARD` of a forward pass names the dataflow of its
-gradients, which takes what the forward pass leaves.
+gradients, which takes what the forward pass leaves.  `TAKES` says which of "fp8" data and an "fp16 accumulator" it is
+written for, if any.
 A `plan(attention, hardware, given, rule) -> (Schedule, why)` in it chooses the schedule where the general rule
 (iosim/study/choose.py) does not do.  Other packages add theirs under the entry point group "iosim.dataflows", and
 `--dataflow ./mine.py` takes one from a file.
@@ -49,6 +50,7 @@ T = TypeVar("T")
 
 GROUP = "iosim.dataflows"
 PASSES = ("forward", "backward", "softmax")
+FORMATS = ("fp8", "fp16 accumulator")
 SHARED = {"__init__", "row_softmax", "split_rules", "tiles"}  # files of this folder that are not dataflows
 
 
@@ -67,6 +69,16 @@ class Dataflow:
     plan: Plan | None = None
     computes: str = "forward"
     backward: str = ""
+    takes: tuple[str, ...] = ()
+
+    def refusal(self, a: Attention) -> str:
+        """Why it is not written for a problem's formats; empty where it is."""
+        wanted = {"dtype": ("fp8", a.is_fp8), "accumulator": ("an fp16 accumulator", a.accumulator == "fp16")}
+        for field, (what, asked) in wanted.items():
+            if asked and what.removeprefix("an ") not in self.takes:
+                able = [n for n in _shipped() if what.removeprefix("an ") in load_dataflow(n).takes]
+                return f"{field}: {self.name} is not written for {what}; {', '.join(sorted(able))} are"
+        return ""
 
     def flops(self, a: Attention) -> int:
         """FLOPs by convention of what it computes: none are agreed on for a softmax alone."""
@@ -77,6 +89,8 @@ class Dataflow:
         """The program; raises InputError, with the dataflow's name, for whatever goes wrong in writing it."""
         from iosim.program import Program
 
+        if refusal := self.refusal(attention):
+            raise InputError(refusal)
         program = _guarded(f"dataflow {self.name}", lambda: self.write(attention, schedule))
         if not isinstance(program, Program):
             raise InputError(f"dataflow {self.name}: returned {program!r:.80} instead of a Program")
@@ -164,7 +178,9 @@ def _from_module(module: ModuleType, stem: str) -> Dataflow:
     computes = getattr(module, "COMPUTES", "forward")
     if computes not in PASSES:
         raise InputError(f"dataflow: COMPUTES of {module.__file__} is {computes!r}; {', '.join(PASSES)} are allowed")
-    plan, backward = getattr(module, "plan", None), getattr(module, "BACKWARD", "")
-    if not isinstance(backward, str):
+    plan, backward, takes = (getattr(module, name, None) for name in ("plan", "BACKWARD", "TAKES"))
+    if not isinstance(backward or "", str):
         raise InputError(f"dataflow: BACKWARD of {module.__file__} is {backward!r}, which is no dataflow's name")
-    return Dataflow(stem.replace("_", "-"), first, uses, write, plan, computes, backward)
+    if unknown := [name for name in takes or () if name not in FORMATS]:
+        raise InputError(f"dataflow: TAKES of {module.__file__} names {unknown[0]!r}; {', '.join(FORMATS)} are allowed")
+    return Dataflow(stem.replace("_", "-"), first, uses, write, plan, computes, backward or "", tuple(takes or ()))

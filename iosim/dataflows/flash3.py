@@ -3,7 +3,9 @@
 Shah et al. 2024 (arXiv 2407.08608).  One warp group only issues copies and runs ahead as far as there are buffers.
 Two or three others, 64 rows each, compute.  They take turns at the matrix unit, so that the softmax of one falls under
 the products of another; and within each, the products of two tiles are in flight under the softmax between them.  The
-schedule switches each of the three off: `producer`, `pingpong`, `overlap`.  Values and bytes are those of flash2.
+schedule switches each of the three off: `producer`, `pingpong`, `overlap`.  Values and bytes are those of flash2, which
+has the scales of fp8 too.  The paper's incoherent processing, which rotates Q and K, is no part of the program: it is
+done when they are made, with the rotary embedding, and costs no traffic here (see iosim/check/quantise.py).
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 USES = ("block_q", "block_k", "producer", "pingpong", "overlap", "grid_order")
 BACKWARD = "flash-backward"
+TAKES = ("fp8", "fp16 accumulator")
 ROWS = (192, 128, 64, 32, 16)  # 64 for each consumer
 TAKE, GIVE = Step("take"), Step("give")
 
@@ -33,9 +36,14 @@ def flash3(a: Attention, s: Schedule) -> Program:
     return replace(flash2(a, s), name="flash3")
 
 
-def order(s: Schedule) -> Order:
-    """The order of the loop over key tiles: QK(t + 1) and PV(t) in flight under softmax(t + 1), if all is on."""
+def order(s: Schedule, scaled: bool = False) -> Order:
+    """The order of the loop over key tiles: QK(t + 1) and PV(t) in flight under softmax(t + 1), if all is on.
+
+    `scaled`: K and V have scales.
+    """
     slots = s.slots(("k", "v"))
+    copies = {"k": ("k", "sk"), "v": ("v", "sv")} if scaled else {"k": ("k",), "v": ("v",)}
+    slots = {tile: slots[name] for name, tiles in copies.items() for tile in tiles}
     turn = ((TAKE,), (GIVE,)) if s.pingpong else ((), ())
     qk, pv = int(s.overlap), 0  # iterations ahead in which the products are started
     steps: tuple[Step, ...]
@@ -49,14 +57,15 @@ def order(s: Schedule) -> Order:
     else:
         steps = tuple(Step("run", name) for name in ("qk", "softmax", "rescale", "pv"))
     if s.producer:
-        roles = [Role("producer", 1, (Step("issue", "k"), Step("issue", "v")))]
+        roles = [Role("producer", 1, tuple(Step("issue", tile) for tile in slots))]
     else:  # as early as a buffer is free
-        steps = (Step("issue", "k", slots["k"] - 1 + qk), Step("issue", "v", slots["v"] - 1 + pv), *steps)
+        ahead = {tile: slots[tile] - 1 + (qk if tile in copies["k"] else pv) for tile in slots}
+        steps = (*(Step("issue", tile, n) for tile, n in ahead.items()), *steps)
         roles = []
     return Order((*roles, Role("consumers", s.groups, steps)), {**slots, "p": 2} if s.overlap else slots)
 
 
-def plan(a: Attention, hardware: Hardware, given: Mapping[str, Any], rule: Rule) -> tuple[Schedule, str]:  # noqa: ARG001
+def plan(a: Attention, hardware: Hardware, given: Mapping[str, Any], rule: Rule) -> tuple[Schedule, str]:
     """The general rule's tile for three, two or one consumers, in this order; the same one whatever is switched off.
 
     Raises InputError where copies are not asynchronous.
@@ -68,11 +77,12 @@ def plan(a: Attention, hardware: Hardware, given: Mapping[str, Any], rule: Rule)
         if s.orders:
             return {}
         sized = "block_q" in given or "block_k" in given
-        return {"orders": {"j": order(s if sized else replace(s, producer=True, pingpong=True, overlap=True))}}
+        whole = s if sized else replace(s, producer=True, pingpong=True, overlap=True)
+        return {"orders": {"j": order(whole, a.is_fp8)}}
 
     s, why = rule(also, rows=ROWS)
     if not given.get("orders"):
-        s = replace(s, orders={"j": order(s)})
+        s = replace(s, orders={"j": order(s, a.is_fp8)})
     return s, f"{why}; {_words(s)}"
 
 

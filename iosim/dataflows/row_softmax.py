@@ -35,9 +35,18 @@ def softmax_alone(name: str, kind: str, a: Attention, s: Schedule) -> Program:
 
 
 def row_softmax(
-    p: Builder, a: Attention, s: Schedule, kind: str, S: Tensor, P: Tensor, L: Tensor | None, *, once: bool = False
+    p: Builder,
+    a: Attention,
+    s: Schedule,
+    kind: str,
+    S: Tensor,
+    P: Tensor,
+    L: Tensor | None,
+    *,
+    once: bool = False,
+    gain: int = 1,
 ) -> None:
-    """The kernel: P = softmax(S) with the masks of `a`, and L = log(sum(exp(S))) by rows where it is asked for.
+    """The kernel: P = gain softmax(S) with the masks of `a`, and L = log(sum(exp(S))) by rows where it is asked for.
 
     `once`: the papers count the operands once (see Kernel).
     """
@@ -54,12 +63,16 @@ def row_softmax(
         def tile(j: Ex) -> View:
             return P[b, h, rows(i, r), rows(j, c)]
 
+        def probabilities(e: Tile) -> Tile:
+            p.div(e, e, l)
+            return e if gain == 1 else p.scale(e, e, by=gain)
+
         if c >= a.n_k:
             x = scores("x", 0)
             m = p.fill("m", shape=(r, 1), value=0) if kind == "naive" else p.rowmax("m", x)
             e = p.exp("e", x, m)
             l = p.rowsum("l", e)
-            p.store(tile(0), p.div(e, e, l))
+            p.store(tile(0), probabilities(e))
         else:
             m = p.fill("m", shape=(r, 1), value=0 if kind == "naive" else -inf)
             l = p.fill("l", shape=(r, 1), value=0)
@@ -68,7 +81,7 @@ def row_softmax(
                 x = scores("x3", j)
                 with p.phase("probabilities"):
                     e = p.exp("e3", x, m)
-                    p.store(tile(j), p.div(e, e, l))
+                    p.store(tile(j), probabilities(e))
         if L is not None:
             p.store(L[b, h, rows(i, r)], p.add("lse", m, p.log("ln", l)))
 

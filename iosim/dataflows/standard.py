@@ -4,12 +4,15 @@ A library's matrix product, row softmax and matrix product.  The products run in
 steps of the inner dimension.  The softmax keeps a row on chip where it fits; a longer row is read three times, or
 twice by the kinds "naive" and "online" (see row_softmax).  A mask saves no work here: it is applied by the softmax.
 S and P are stored in the data dtype, or in fp32, and then P is cast for the second product.
+
+In fp8 (the baseline of FlashAttention-3's Table 3) a head's Q, K and V have one scale each, S is in fp16, and P in fp8,
+multiplied by 2^8.
 """
 
 from __future__ import annotations
 
 from iosim.dataflows.row_softmax import row_softmax
-from iosim.dataflows.tiles import operand
+from iosim.dataflows.tiles import GAIN, operand, operands
 from iosim.index import cdiv
 from iosim.problem import Attention
 from iosim.program import Builder, Program, rows
@@ -17,17 +20,19 @@ from iosim.schedule import Schedule
 
 USES = ("block_q", "block_k", "block_d", "softmax", "softmax_rows", "softmax_cols", "scores")
 BACKWARD = "standard-backward"
+TAKES = ("fp8", "fp16 accumulator")
 
 
 def standard(a: Attention, s: Schedule) -> Program:
     """The program for problem `a` with the tile sizes of schedule `s`."""
     p = Builder("standard")
-    Q = p.tensor("Q", (a.batch, a.heads, a.n_q, a.d), a.dtype, "in")
-    K = p.tensor("K", (a.batch, a.kv_heads, a.n_k, a.d), a.dtype, "in")
-    V = p.tensor("V", (a.batch, a.kv_heads, a.n_k, a.d_v), a.dtype, "in")
+    Q, K, V = operands(p, a)
+    if a.is_fp8:
+        SQ, SK, SV = p.scales("SQ", Q, a.n_q), p.scales("SK", K, a.n_k), p.scales("SV", V, a.n_k)
     matrix = (a.batch, a.heads, a.n_q, a.n_k)
-    S, P = (p.tensor(name, matrix, s.scores_dtype(a.dtype), "scratch") for name in ("S", "P"))
-    O = p.tensor("O", (a.batch, a.heads, a.n_q, a.d_v), a.dtype, "out")
+    S = p.tensor("S", matrix, s.scores_dtype(a.score_dtype), "scratch")
+    P = p.tensor("P", matrix, s.scores_dtype(a.dtype), "scratch")
+    O = p.tensor("O", (a.batch, a.heads, a.n_q, a.d_v), a.out_dtype, "out")
     L = p.tensor("L", (a.batch, a.heads, a.n_q), "fp32", "out") if a.lse else None
     bq, bk, step = s.block_q, s.block_k, s.block_d
     heads = {"b": a.batch, "kv": a.kv_heads, "g": a.group}
@@ -40,15 +45,17 @@ def standard(a: Attention, s: Schedule) -> Program:
         j,
     ):
         h = kv * a.group + g
-        x = p.fill("x", shape=(bq, bk), value=0)
+        x = p.fill("x", shape=(bq, bk), value=0, dtype=a.accumulator)
         with p.loop("t", 0, cdiv(a.d, step)) as t:
             q = p.load("q", Q[b, h, rows(i, bq), rows(t, step)])
             k = p.load("k", K[b, kv, rows(j, bk), rows(t, step)])
             with p.phase("qk"):
                 p.matmul(x, q, k.T, add=True)
+        if a.is_fp8:
+            p.mul(x, x, p.mul("sqk", p.load("sq", SQ[b, h, rows(0, 1)]), p.load("sk", SK[b, kv, rows(0, 1)])))
         p.store(S[b, h, rows(i, bq), rows(j, bk)], p.scale("s", x, by=a.scale))
 
-    row_softmax(p, a, s, s.softmax, S, P, L, once=True)
+    row_softmax(p, a, s, s.softmax, S, P, L, once=True, gain=GAIN if a.is_fp8 else 1)
 
     cols = min(bk, a.d_v)
     with p.kernel("output", operands_once=True, **heads, i=cdiv(a.n_q, bq), c=cdiv(a.d_v, cols)) as (
@@ -59,12 +66,14 @@ def standard(a: Attention, s: Schedule) -> Program:
         c,
     ):
         h = kv * a.group + g
-        o = p.fill("o", shape=(bq, cols), value=0)
+        o = p.fill("o", shape=(bq, cols), value=0, dtype=a.accumulator)
         with p.loop("t", 0, cdiv(a.n_k, step)) as t:
             pr = p.load("p", P[b, h, rows(i, bq), rows(t, step)])
             v = p.load("v", V[b, kv, rows(t, step), rows(c, cols)])
             pr = operand(p, pr, a.dtype)
             with p.phase("pv"):
                 p.matmul(o, pr, v, add=True)
+        if a.is_fp8:
+            p.mul(o, o, p.scale("sv / gain", p.load("sv", SV[b, kv, rows(0, 1)]), by=1 / GAIN))
         p.store(O[b, h, rows(i, bq), rows(c, cols)], o)
     return p.done()

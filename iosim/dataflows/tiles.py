@@ -10,8 +10,10 @@ from typing import TypeAlias
 
 from iosim.index import Ex, Index, cdiv, least, most
 from iosim.problem import Attention
-from iosim.program import Builder, Tile
+from iosim.program import Builder, Tensor, Tile
 
+# Weights are at most 1, and an fp8 number below 2^-9 is 0: kernels multiply them by 2^8, and their sum with them.
+GAIN = 2**8
 Edges: TypeAlias = tuple[Ex, Ex, Ex, Ex]
 
 
@@ -77,6 +79,15 @@ def operand(p: Builder, x: Tile, dtype: str) -> Tile:
         return x
     with p.phase(f"cast {x.name}"):
         return p.cast(f"{x.name} {dtype}", x, dtype)
+
+
+def operands(p: Builder, a: Attention) -> tuple[Tensor, Tensor, Tensor]:
+    """Q, K and V."""
+    return (
+        p.tensor("Q", (a.batch, a.heads, a.n_q, a.d), a.dtype, "in"),
+        p.tensor("K", (a.batch, a.kv_heads, a.n_k, a.d), a.dtype, "in"),
+        p.tensor("V", (a.batch, a.kv_heads, a.n_k, a.d_v), a.dtype, "in"),
+    )
 
 
 def mask_keys(p: Builder, a: Attention, x: Tile, i: Ex, j: Ex, block_q: int, block_k: int) -> None:

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 Source: TypeAlias = Callable[[Tensor, Box], "Array"]
 Mapper: TypeAlias = Callable[..., Iterable[Any]]  # `map`, or that of an executor
 
+STEP_BYTES = 32  # of a row of an operand that one matrix instruction takes
 PART_BYTES = 1 << 20  # the largest tile of a part, over all its blocks: some tiles together fit a core's share of cache
 
 
@@ -382,7 +383,9 @@ class _Part:
         out, op = self._target(node.out, box), OPS[node.op]
         direct = id(node) not in self.kernel.repeats
         exact = op.selects and all(_operand(a).dtype == node.out.dtype for a in node.args)
-        if node.add:
+        if node.op == "matmul" and node.out.dtype != "fp32":
+            _accumulate(node, args, out)
+        elif node.add:
             out += (
                 op.run(*args, **params, out=self.pool.take("spare", out.shape)) if direct else op.run(*args, **params)
             )
@@ -486,6 +489,20 @@ class _Part:
         array, origin = self.tiles[_operand(operand).name]
         array = _slice(array, origin, box)
         return array.swapaxes(-1, -2) if isinstance(operand, Transposed) else array
+
+
+def _accumulate(node: Compute, args: Sequence[Array], out: Array) -> None:
+    """A product whose sum is rounded to the tile's dtype after each step of 32 bytes of the operands' rows.
+
+    So long is k of the matrix instructions of every machine that sums in fp16: 16 for fp16.
+    """
+    a, b = args
+    step, dtype = STEP_BYTES // DTYPES[_operand(node.args[0]).dtype].bytes, DTYPES[node.out.dtype]
+    if not node.add:
+        out.fill(0)
+    for k in range(0, a.shape[-1], step):
+        out += OPS["matmul"].run(a[..., k : k + step], b[..., k : k + step, :])
+        round_into(out, out, dtype)
 
 
 def _slice(array: Array, origin: Box, box: Box) -> Array:

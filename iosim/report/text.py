@@ -51,6 +51,7 @@ def headline(a: Attention, computes: str = "forward") -> str:
     width = f"d {a.d}" if a.d == a.d_v else f"d {a.d}, d_v {a.d_v}"
     mask = "" if not a.causal else ", causal" if a.n_q == a.n_k else f", causal ({a.causal_align})"
     mask += "" if a.window is None else f", window {a.window:,}"
+    mask += ", fp16 accumulator" if a.accumulator == "fp16" else ""
     what = "Softmax of the scores" if computes == "softmax" else f"Attention {computes}"
     what += " (forward and backward)" if computes == "training" else ""
     return f"{what}: batch {a.batch}, {heads}, {length}, {width}, {a.dtype}{mask}"

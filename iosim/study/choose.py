@@ -93,7 +93,7 @@ class _Choice:
         fields = {**sizes, **self.given}
         most = min(MAX_GROUPS, self.hardware.max_threads_per_block // self.hardware.group_threads)
         groups = min(most, max(1, -(-fields["block_q"] // GROUP_ROWS)))
-        size = 4 if fields.get("scores") == "fp32" else dtype(self.a.dtype).bytes
+        size = 4 if fields.get("scores") == "fp32" else dtype(self.a.score_dtype).bytes
         row_tile = _softmax_tile(self.a, self.hardware, groups, size)
         defaults = {"groups": groups, "block_d": min(64, self.a.d), **row_tile}
         schedule = Schedule(**{**defaults, **fields})

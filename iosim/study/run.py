@@ -16,7 +16,7 @@ from iosim.hardware import DEFAULT, Hardware, load_hardware
 from iosim.interpreters.ledger import Ledger, ledger
 from iosim.memory.cache import DeviceTraffic, dram_flows
 from iosim.memory.onchip import Footprint, footprints
-from iosim.problem import Attention
+from iosim.problem import FP8, Attention
 from iosim.program import Program
 from iosim.schedule import Schedule
 from iosim.study.bounds import Bounds, bounds
@@ -216,6 +216,8 @@ def compare(
     read = {"stages", "groups", "place", "orders"}.union(*(f.uses for f in (*flows, *backwards.values())))
     if not isinstance(schedule, Schedule) and (idle := sorted(given.keys() - read)):
         raise InputError(f"{idle[0]}: changes nothing in {', '.join(f.name for f in flows)}")
+    for machine, flow in product(machines, (*flows, *backwards.values())):
+        _require_formats(problem, machine, flow)
     plans = []
     for machine, flow in product(machines, flows):
         if training:
@@ -268,6 +270,18 @@ def machine_called(given: str | Hardware) -> Hardware:
         return given if isinstance(given, Hardware) else load_hardware(given)
     except InputError as error:
         raise InputError(f"hw: {error}") from None
+
+
+def _require_formats(problem: Attention, machine: Hardware, flow: Dataflow) -> None:
+    """Raise InputError where the dataflow is not written for the problem's formats, or the machine lacks them."""
+    if refusal := flow.refusal(problem):
+        raise InputError(refusal)
+    knows = problem.is_fp8 or not machine.missing_for_time()  # else bytes and numbers are all that is asked for
+    if knows and problem.dtype != "fp32" and machine.matrix_rate(problem.dtype) is None:
+        have = [d for d in ("fp16", "bf16", FP8) if machine.matrix_rate(d) is not None]
+        raise InputError(
+            f"dtype: {machine.name} has no matrix rate for {problem.dtype}; it has {', '.join([*have, 'fp32'])}"
+        )
 
 
 def _given(schedule: Schedule | Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -360,22 +374,17 @@ def _one(plan: _Plan, fidelity: str, check: Check | None) -> Run:
     resident = {name: f.resident * (machine.processors or 1) for name, f in prints.items()}
     cache = machine.l2.capacity_bytes if machine.l2 is not None else None
     device = dram_flows(program, counted, cache, resident)
-    timed, no_time = _time(plan.problem, machine, schedule, program, device, fidelity)
+    timed, no_time = _time(machine, schedule, program, device, fidelity)
     return Run(
         plan.flow, plan.problem, machine, schedule, plan.why, program, counted, device, prints, timed, no_time, check
     )
 
 
 def _time(
-    problem: Attention, machine: Hardware, schedule: Schedule, program: Program, device: DeviceTraffic, fidelity: str
+    machine: Hardware, schedule: Schedule, program: Program, device: DeviceTraffic, fidelity: str
 ) -> tuple[Timeline | None, str]:
     if missing := machine.missing_for_time():
         return None, f"the profile does not know {', '.join(missing)}"
-    if problem.dtype != "fp32" and machine.matrix_rate(problem.dtype) is None:
-        have = [d for d in ("fp16", "bf16") if machine.matrix_rate(d) is not None]
-        raise InputError(
-            f"dtype: {machine.name} has no matrix rate for {problem.dtype}; it has {', '.join([*have, 'fp32'])}"
-        )
     from iosim.interpreters.timeline import Fidelity, timeline
 
     return timeline(program, schedule, machine, device, fidelity=cast("Fidelity", fidelity)), ""

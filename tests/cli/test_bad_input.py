@@ -81,7 +81,7 @@ def test_a_dtype_that_the_machine_has_no_rate_for(iosim: Iosim, tmp_path: Path) 
     mine.write_text("\n".join(text[:at] + text[at + 1 :]))
     answer = iosim("run", "-n", "64", "-d", "64", "--dtype", "bf16", "--hw", str(mine), "--no-check")
     assert answer.code == 2
-    assert "no matrix rate for bf16; it has fp16, fp32" in answer.err
+    assert "no matrix rate for bf16; it has fp16, fp8_e4m3, fp32" in answer.err
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,13 @@ PROBLEMS = {
     "ragged causal GQA": Attention(n_q=201, n_k=333, d=40, d_v=24, heads=4, kv_heads=2, batch=2, causal=True, lse=True),
     "rows that see nothing": Attention(n_q=150, n_k=70, d=32, causal=True, lse=True, dtype="bf16"),
     "one query": Attention(n_q=1, n_k=700, d=128, heads=2),
+    "fp8": Attention(n_q=201, n_k=333, d=48, d_v=24, heads=4, kv_heads=2, causal=True, lse=True, dtype="fp8"),
+    "fp16 accumulator": Attention(n_q=70, n_k=200, d=40, d_v=24, heads=2, lse=True, accumulator="fp16"),
     "fp32": Attention(n_q=100, d=64, dtype="fp32", causal=True, causal_align="top-left", n_k=130),
 }
 
 
+SLOW = pytest.mark.slow
 TILES = {"flash1": 4, "flash-backward": 4}  # that a block holds beside statistics: Q, K, V and O or dO
 
 
@@ -32,6 +35,12 @@ def one(name: str, machine: str, problem: Attention, *, fidelity: str = "fair", 
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
 @pytest.mark.parametrize("name", dataflow_names())
 def test_the_numbers_are_right_and_all_counts_agree(name: str, problem: Attention) -> None:
+    if refusal := load_dataflow(name).refusal(problem):
+        with pytest.raises(InputError) as caught:
+            one(name, "mp31", problem)
+        assert str(caught.value) == refusal
+        assert f"{name} is not written for" in refusal
+        return
     run = one(name, "mp31", problem, checked=True)
     check_program(run.program)
     assert run.check is not None
@@ -76,6 +85,27 @@ def test_it_runs_on_every_machine_or_says_why_not(name: str, machine: str) -> No
         assert min(unit.stalls_ps.values()) >= 0
 
 
+@pytest.mark.parametrize("machine", profile_names())
+@pytest.mark.parametrize("name", dataflow_names())
+@pytest.mark.parametrize(
+    "fields",
+    [{"dtype": "fp8"}, pytest.param({"dtype": "bf16"}, marks=SLOW), pytest.param({"accumulator": "fp16"}, marks=SLOW)],
+    ids=str,
+)
+def test_every_format_works_or_is_refused_in_one_line(name: str, machine: str, fields: dict[str, str]) -> None:
+    problem, hardware = Attention(n_q=512, d=64, **fields), load_hardware(machine)
+    known = hardware.matrix_rate(problem.dtype) is not None
+    lacks_copies = plan(name, Attention(n_q=512, d=64), hardware) is not None
+    if (refusal := load_dataflow(name).refusal(problem)) or lacks_copies or (problem.is_fp8 and not known):
+        with pytest.raises(InputError) as caught:
+            one(name, machine, problem)
+        assert "\n" not in str(caught.value)
+        assert str(caught.value) == refusal or lacks_copies or "has no matrix rate for fp8_e4m3" in str(caught.value)
+        return
+    run = one(name, machine, problem)
+    assert run.timeline is not None or run.no_time
+
+
 def lacks_what_it_needs(refusal: str, machine: Hardware) -> bool:
     """Whether a refusal rightly says that the machine has no asynchronous copies."""
     return "no asynchronous copies" in refusal and not machine.copy.asynchronous
@@ -88,9 +118,6 @@ def plan(name: str, problem: Attention, machine: Hardware) -> str | None:
     except InputError as error:
         return str(error)
     return None
-
-
-SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize("d", [8, pytest.param(64, marks=SLOW), 96, 128, pytest.param(256, marks=SLOW), 512])

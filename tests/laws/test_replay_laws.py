@@ -31,7 +31,7 @@ def problems(draw):
         n_q=draw(st.integers(1, 70)), n_k=draw(st.integers(1, 70)), d=draw(small), d_v=draw(small),
         batch=draw(st.integers(1, 3)), heads=kv_heads * draw(st.integers(1, 3)), kv_heads=kv_heads,
         causal=draw(st.booleans()), causal_align=draw(st.sampled_from(ALIGNMENTS)),
-        dtype=draw(st.sampled_from(list(DTYPES))), lse=draw(st.booleans()),
+        dtype=draw(st.sampled_from(["fp16", "bf16", "fp32"])), lse=draw(st.booleans()),
     )  # fmt: skip
 
 

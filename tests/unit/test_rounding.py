@@ -9,10 +9,12 @@ import pytest
 from iosim.dtypes import DTYPES
 from iosim.rounding import round_into, round_to
 
-CASTS = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16}
+CASTS = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16, "fp8_e4m3": ml_dtypes.float8_e4m3fn}
 
 
 def cast(x, name):
+    if name == "fp8_e4m3":  # GPUs saturate, ml_dtypes gives NaN
+        x = np.clip(x, -448, 448)
     with np.errstate(over="ignore", invalid="ignore"):
         return x.astype(CASTS[name]).astype(np.float32)
 
@@ -52,6 +54,11 @@ def test_ordinary_and_subnormal_sizes(name):
     for scale in (1, 2**-14, 2**-24, 2**-126, 2**-140, 65504, 2**124):
         y = x * np.float32(scale)
         assert_same_bits(rounded(y, name), cast(y, name))
+
+
+def test_fp8_overflow_saturates():
+    x = np.array([448, 464, 465, -480, 1e30, np.inf, -np.inf, np.nan], np.float32)
+    assert_same_bits(rounded(x, "fp8_e4m3"), np.array([448, 448, 448, -448, 448, 448, -448, np.nan], np.float32))
 
 
 def test_overflow_goes_to_infinity_from_the_tie_on():

@@ -9,7 +9,7 @@ import pytest
 
 from iosim.check import Normal, check, large_logits
 from iosim.check.backward import errors_of
-from iosim.check.forward import slack_of
+from iosim.check.forward import Kind, slack_of
 from iosim.dataflows import load_dataflow
 from iosim.errors import InputError
 from iosim.interpreters.ledger import ledger
@@ -62,7 +62,11 @@ def test_the_bound_is_that_of_the_dtype() -> None:
 
     wrong = check(LONG, edited(program("standard", LONG), off))
     assert "S at batch 0" in wrong.detail
-    assert (wrong.status, slack_of(LONG, 1, "fp32").stored, slack_of(LONG, 1, "fp16").stored) == ("failed", 2.0**-24, r)
+    assert (wrong.status, slack_of(LONG, Kind(1, "fp32")).stored, slack_of(LONG, Kind(1, "fp16")).stored) == (
+        "failed",
+        2.0**-24,
+        r,
+    )
     wide, narrow = (errors_of(LONG, program("standard-backward", LONG, kept)) for kept in ("fp32", "data"))
     assert narrow.scores - wide.scores == pytest.approx(r, rel=1e-3)
     assert wide.values - narrow.values == r  # P is rounded for dV in any case, by the program or by its input
