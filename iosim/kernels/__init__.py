@@ -1,0 +1,192 @@
+"""Kernels that people run: a dataflow with the schedule that its authors chose.  One TOML file each.
+
+A file names a dataflow and fields of a schedule: [settings] for every problem, and the first [[tile]] that holds the
+problem's head dimension (and, where it says so, its mask).  An [[order]] is for a loop; one with `stages` only for
+schedules of so many.  In its steps [verb, phase, ahead] an `ahead` of "last" stands for the stages less one.  A [split]
+says by which library's rule the keys are cut when a grid is small, and with which tiles.
+
+What a kernel's code takes beyond the operations of its program (`instructions`, `cycles`; see Schedule) was counted by
+hardware or measured; each file says where.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from iosim.dataflows import Dataflow, load_dataflow
+from iosim.dataflows.split_rules import flash2_splits
+from iosim.errors import InputError, nearest
+from iosim.schedule import Order, Role, Schedule, Step
+
+if TYPE_CHECKING:
+    from iosim.dataflows import Rule
+    from iosim.hardware import Hardware
+    from iosim.problem import Attention
+    from iosim.program import Program
+
+LAST = "last"
+SPLIT_RULES = {"flash2": flash2_splits}
+_FIELDS = tuple(f.name for f in fields(Schedule))
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class _Role(_Table):
+    name: str
+    groups: Literal["all"] | int = 1
+    steps: tuple[tuple[str, ...] | tuple[str, str, int | str], ...]
+
+
+class _Order(_Table):
+    loop: str
+    stages: int | None = None
+    slots: Mapping[str, int | Literal["stages"]]
+    roles: tuple[_Role, ...]
+
+
+class _Tile(BaseModel):
+    """Fields of a schedule for head dimensions up to `d`, and for problems with or without a causal mask."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+    d: int = 1024
+    causal: bool | None = None
+
+
+class _Split(_Table):
+    rule: Literal["flash2"]
+    dataflow: str
+    tile: tuple[_Tile, ...]
+
+
+class _File(_Table):
+    schema_: Literal["iosim.kernel/1"]
+    name: str
+    title: str
+    dataflow: str
+    source: str
+    settings: Mapping[str, Any] = {}
+    tile: tuple[_Tile, ...]
+    order: tuple[_Order, ...] = ()
+    split: _Split | None = None
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel as its file describes it."""
+
+    file: _File
+
+    @property
+    def name(self) -> str:
+        return self.file.name
+
+    @property
+    def title(self) -> str:
+        return self.file.title
+
+    def fields_for(self, a: Attention, processors: int | None, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of the schedule that its authors chose for problem `a`, under those that are `given`.
+
+        Raises InputError for a head dimension that it does not have.
+        """
+        splits = given.get("splits", self.splits(a, processors))
+        part = self.file if splits == 1 or self.file.split is None else self.file.split
+        tiles = [t for t in part.tile if a.d <= t.d and t.causal in (None, a.causal)]
+        if not tiles:
+            most = max(t.d for t in part.tile)
+            raise InputError(f"d: kernel {self.name} takes head dimensions up to {most}, not {a.d}")
+        own = {**self.file.settings, **(tiles[0].model_extra or {}), "splits": splits, **given}
+        stages = own.get("stages", (1,))
+        own["stages"] = (stages,) if isinstance(stages, int) else tuple(stages)
+        for name in ("units",):
+            own[name] = tuple(own.get(name, ()))
+        orders = {o.loop: _order(o, own) for o in self.file.order if o.stages in (None, own["stages"][0])}
+        if orders and "orders" not in given:
+            own["orders"] = {**{loop: order for loop, order in orders.items()}}
+            for o in reversed(self.file.order):  # one for these stages beats one for all
+                if o.stages == own["stages"][0]:
+                    own["orders"][o.loop] = _order(o, own)
+        return own
+
+    def splits(self, a: Attention, processors: int | None) -> int:
+        """Into how many splits it cuts the keys: 1 where it has no rule or nobody knows the number of processors."""
+        if self.file.split is None or processors is None:
+            return 1
+        return SPLIT_RULES[self.file.split.rule](a, processors)
+
+    def dataflow(self) -> Dataflow:
+        """A dataflow of its name, whose schedules are the authors'."""
+        flow = load_dataflow(self.file.dataflow)
+        parts = None if self.file.split is None else load_dataflow(self.file.split.dataflow)
+
+        def write(a: Attention, s: Schedule) -> Program:
+            return (flow if parts is None or s.splits == 1 else parts).write(a, s)
+
+        def plan(a: Attention, hardware: Hardware, given: Mapping[str, Any], rule: Rule) -> tuple[Schedule, str]:
+            own = self.fields_for(a, hardware.processors, given)
+            machine = hardware.with_units(own["units"])
+            why = f"as {self.title}" + ("; some fields are given" if given else "")
+            if flow.plan is None or own["splits"] > 1:
+                return Schedule(**own), why
+            return flow.plan(a, machine, own, rule)[0], why
+
+        uses = flow.uses if parts is None else tuple(dict.fromkeys((*flow.uses, *parts.uses)))
+        return replace(flow, name=self.name, help=self.title, uses=uses, write=write, plan=plan)
+
+
+def _order(order: _Order, own: Mapping[str, Any]) -> Order:
+    stages = own["stages"]
+
+    def step(parts: tuple[Any, ...]) -> Step:
+        verb, phase, ahead = parts[0], parts[1] if len(parts) > 1 else "", parts[2] if len(parts) > 2 else 0
+        return Step(verb, phase, stages[0] - 1 if ahead == LAST else int(ahead))
+
+    def role(r: _Role) -> Role:
+        return Role(r.name, own.get("groups", 1) if r.groups == "all" else int(r.groups), tuple(map(step, r.steps)))
+
+    slots = {tile: stages[0] if n == "stages" else int(n) for tile, n in order.slots.items()}
+    return Order(tuple(map(role, order.roles)), slots)
+
+
+def kernel_names() -> list[str]:
+    """Names of the kernels that ship with iosim."""
+    return sorted(path.stem for path in Path(__file__).parent.glob("*.toml"))
+
+
+def load_kernel(name: str) -> Kernel:
+    """The kernel called `name`, or the one in the TOML file at that path.
+
+    Raises InputError for an unknown name, with the nearest one, and for a file that is not a kernel's.
+    """
+    if name.endswith(".toml") or "/" in name:
+        path = Path(name)
+    else:
+        path = Path(__file__).parent / f"{name}.toml"
+        if name not in (names := kernel_names()):
+            raise InputError(f"kernel: {name!r} is not one of {', '.join(names)}{nearest(name, names)}")
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InputError(f"kernel: {path}: {getattr(error, 'strerror', None) or error}") from None
+    data["schema_"] = data.pop("schema", None)
+    try:
+        file = _File.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])).replace("schema_", "schema")
+        raise InputError(f"kernel: {path}: {where}: {first['msg']}") from None
+    named = [*file.settings, *(key for t in (*file.tile, *(file.split.tile if file.split else ())) for key in
+                               t.model_extra or {})]  # fmt: skip
+    for key in named:
+        if key not in _FIELDS or key == "orders":
+            known = [f for f in _FIELDS if f != "orders"]
+            raise InputError(f"kernel: {path}: {key!r} is no field of a schedule{nearest(key, known)}")
+    return Kernel(file)
