@@ -1,0 +1,121 @@
+"""A program's requests run through a set-associative cache: what each of its flows reads from and writes to DRAM."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import numpy as np
+
+from iosim.memory.launch import Requests, requests
+from iosim.memory.lru import WAYS, simulate
+from iosim.memory.units import LARGEST, LINE, Units, cut
+from iosim.program import Load
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from iosim.interpreters.ledger import Flow, Ledger
+    from iosim.program import Program
+
+    Ints: TypeAlias = NDArray[np.int64]
+
+MOST_TILES = 2_000_000  # requests for tiles, and blocks, that are put in order: about 0.5 us each
+MOST_ACCESSES = 3_000_000  # accesses to units that are looked up: about 0.3 us each
+FEW_ACCESSES = 300_000  # units are made smaller, so that they spread more evenly over the sets, up to so many
+SETS = 64  # that a partition has at least, where its capacity allows for units of a line
+
+
+def simulated(
+    program: Program,
+    ledger: Ledger,
+    capacity: int,
+    partitions: int,
+    resident: Mapping[str, int],
+    *,
+    bounded: bool = True,
+) -> list[tuple[int, int]] | None:
+    """(read, written) DRAM bytes of each flow of `ledger` behind a cache of `capacity` bytes, empty at the beginning.
+
+    None where `bounded`, and it would be more work than the budget: that is counted before it is done.
+    """
+    tiles = sum(-(-f.hbm_bytes // _tile_bytes(f)) for f in ledger.flows) + sum(k.blocks for k in program.kernels)
+    if bounded and tiles > MOST_TILES:
+        return None
+    asked: list[Requests] = []
+    now = 0
+    for kernel in program.kernels:
+        own, steps = requests(kernel, resident[kernel.name], partitions)
+        asked += [r._replace(step=r.step + now) for r in own]
+        now += steps
+    units, count = _cut(program, asked, capacity // partitions)
+    if bounded and count > MOST_ACCESSES:
+        return None
+    slot = -(-sum(t.bytes for t in program.tensors) // sum(u.count for u in units.values()))
+    return _moved(_accesses(asked, units), len(ledger.flows), partitions, capacity // partitions // slot)
+
+
+def _tile_bytes(flow: Flow) -> int:
+    """Bytes of one tile as it stands in device memory, cut at the tensor's size."""
+    tensor, tile = flow.node.view.tensor, flow.node.tile
+    return min(tensor.bytes, tile.shape[0] * tile.shape[1] * tensor.bytes // prod(tensor.shape))
+
+
+def _cut(program: Program, asked: Sequence[Requests], capacity: int) -> tuple[dict[str, Units], int]:
+    """The units of each tensor and about how many accesses they make of the requests.
+
+    The smallest that make few accesses, or else the largest: within what gives a partition of `capacity` enough sets,
+    and not much larger than most of them, as a cache has room for so many units of their mean size.
+    """
+    size = LINE
+    while True:
+        units = cut(program, size)
+        count = sum(len(r.step) * prod(units[r.node.view.tensor.name].in_tile(r.node.view)) for r in asked)
+        mean = sum(t.bytes for t in program.tensors) / sum(u.count for u in units.values())
+        if count <= FEW_ACCESSES or 2 * size > min(LARGEST, 2 * mean, capacity / (WAYS * SETS)):
+            return units, count
+        size *= 2
+
+
+class _Accesses(NamedTuple):
+    """Accesses to units in order of time: arrays over accesses.  `asks` is 0 for a write or a reduction."""
+
+    flow: Ints
+    unit: Ints
+    bytes: Ints
+    asks: Ints
+    fetches: Ints  # 0 where what is missed need not be read
+    dirties: Ints
+
+
+def _accesses(asked: Sequence[Requests], units: Mapping[str, Units]) -> _Accesses:
+    parts: list[tuple[Ints, ...]] = []
+    for number, r in enumerate(asked):
+        request, unit, size = units[r.node.view.tensor.name].accesses(r)
+        load = isinstance(r.node, Load)
+        add = not load and r.node.add
+        asks = r.partitions[request] if load else np.zeros_like(request)
+        kinds = (np.full_like(request, kind) for kind in (number, load or add, not load))
+        flow, fetches, dirties = kinds
+        parts.append((r.step[request], flow, unit, size, asks, fetches, dirties))
+    step, *rest = (np.concatenate(column) for column in zip(*parts, strict=True))
+    order = np.argsort(step, kind="stable")
+    return _Accesses(*(column[order] for column in rest))
+
+
+def _moved(a: _Accesses, flows: int, partitions: int, slots: int) -> list[tuple[int, int]]:
+    """(read, written) by flow: each unit that is missed is read, and each that was made dirty is written once."""
+    distinct = len(np.unique(a.unit))
+    missed, reached = simulate(a.unit, a.asks, partitions, slots, distinct)
+    read = np.bincount(a.flow, a.bytes * (missed & reached & (a.fetches > 0)), flows)
+    # A unit stays from one miss to the next; the first access that makes it dirty in that time is what is written.
+    there = np.flatnonzero(reached)
+    by_unit = there[np.argsort(a.unit[there], kind="stable")]
+    stay = np.cumsum(missed[by_unit])
+    dirty = a.dirties[by_unit] > 0
+    first = np.unique(stay[dirty], return_index=True)[1]
+    written_at = by_unit[dirty][first]
+    written = np.bincount(a.flow[written_at], a.bytes[written_at], flows)
+    return [(int(r), int(w)) for r, w in zip(read, written, strict=True)]
