@@ -17,7 +17,7 @@ from iosim.interpreters.ledger import Flow, Ledger
 from iosim.memory.closed_form import closed_form
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from iosim.program import Program
 
@@ -73,13 +73,15 @@ def dram_flows(
     resident: Mapping[str, int],
     *,
     partitions: int = 1,
+    descending: Collection[str] = (),
     method: Method | None = None,
 ) -> DeviceTraffic:
     """What each flow of `ledger` moves to and from DRAM behind a cache of `cache_bytes` (None: there is none).
 
     `resident` gives, by kernel, how many blocks the machine runs at one time; they start in launch order, the
-    last grid axis fastest.  `cache_bytes` is all `partitions` together.  `method` asks for one where the budget of
-    work would take the other.
+    last grid axis fastest.  `cache_bytes` is all `partitions` together.  The loops named in `descending`
+    run from their last iteration to the first, as FlashAttention-2 walks the keys.  `method` asks for one where the
+    budget of work would take the other.
     """
     moved: Sequence[tuple[int, int]] | None
     if cache_bytes is None:
@@ -89,7 +91,7 @@ def dram_flows(
         if method != "closed form":
             from iosim.memory.simulation import simulated
 
-            moved = simulated(program, ledger, cache_bytes, partitions, resident, bounded=method is None)
+            moved = simulated(program, ledger, cache_bytes, partitions, resident, descending, bounded=method is None)
         method = "closed form" if moved is None else "simulated"
         moved = moved or closed_form(program, ledger, cache_bytes, partitions, resident)
     there = cache_bytes is not None

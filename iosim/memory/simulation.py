@@ -13,7 +13,7 @@ from iosim.memory.units import LARGEST, LINE, Units, cut
 from iosim.program import Load
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -34,11 +34,13 @@ def simulated(
     capacity: int,
     partitions: int,
     resident: Mapping[str, int],
+    descending: Collection[str] = (),
     *,
     bounded: bool = True,
 ) -> list[tuple[int, int]] | None:
     """(read, written) DRAM bytes of each flow of `ledger` behind a cache of `capacity` bytes, empty at the beginning.
 
+    The loops named in `descending` run from their last iteration to the first.
     None where `bounded`, and it would be more work than the budget: that is counted before it is done.
     """
     tiles = sum(-(-f.hbm_bytes // _tile_bytes(f)) for f in ledger.flows) + sum(k.blocks for k in program.kernels)
@@ -47,7 +49,7 @@ def simulated(
     asked: list[Requests] = []
     now = 0
     for kernel in program.kernels:
-        own, steps = requests(kernel, resident[kernel.name], partitions)
+        own, steps = requests(kernel, resident[kernel.name], partitions, descending)
         asked += [r._replace(step=r.step + now) for r in own]
         now += steps
     units, count = _cut(program, asked, capacity // partitions)
