@@ -19,9 +19,14 @@ from iosim.memory.closed_form import closed_form
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from iosim.hardware import Hardware
     from iosim.program import Program
 
 Method: TypeAlias = Literal["none", "simulated", "closed form"]
+
+# The share of a cache that a program's data gets.  Fitted to the DRAM reads of an H200's kernels, its only fitted
+# number: 1 leaves the softmax of 4096 scores a row 23 % low, 0.9 puts the product that follows 18 % too high.
+USABLE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,19 @@ class DeviceTraffic:
         return sum(f.dram_read_bytes for f in own), sum(f.dram_write_bytes for f in own)
 
 
+def behind_caches(
+    program: Program, ledger: Ledger, hardware: Hardware, resident: Mapping[str, int]
+) -> DeviceTraffic:
+    """`dram_flows` behind the last cache of a machine: what caches before it hold changes little of what it misses.
+
+    Without a known capacity there is no cache; without a known number of partitions there is one.
+    """
+    last = hardware.caches[0] if hardware.caches else None
+    if last is None:
+        return dram_flows(program, ledger, None, resident)
+    return dram_flows(program, ledger, last.capacity_bytes, resident, partitions=last.partitions or 1)
+
+
 def dram_flows(
     program: Program,
     ledger: Ledger,
@@ -87,13 +105,13 @@ def dram_flows(
     if cache_bytes is None:
         moved, method = [_without_cache(f) for f in ledger.flows], "none"
     else:
-        moved = None
+        moved, usable = None, int(USABLE * cache_bytes)
         if method != "closed form":
             from iosim.memory.simulation import simulated
 
-            moved = simulated(program, ledger, cache_bytes, partitions, resident, descending, bounded=method is None)
+            moved = simulated(program, ledger, usable, partitions, resident, descending, bounded=method is None)
         method = "closed form" if moved is None else "simulated"
-        moved = moved or closed_form(program, ledger, cache_bytes, partitions, resident)
+        moved = moved or closed_form(program, ledger, usable, partitions, resident)
     there = cache_bytes is not None
     return DeviceTraffic(
         flows=tuple(DramFlow(f, read, write) for f, (read, write) in zip(ledger.flows, moved, strict=True)),

@@ -92,9 +92,11 @@ def _touch(cache: Ints, rows: Ints, tags: Ints) -> Bools:
 
     `cache` is (ways, sets), the most recent way first.
     """
-    old = cache[:, rows]
+    old = cache.take(rows, axis=1)
     found = np.logical_or.accumulate(old == tags, axis=0)
-    cache[1:, rows] = np.where(found[:-1], old[1:], old[:-1])
-    cache[0, rows] = tags
+    new = np.empty_like(old)
+    new[0], new[1:] = tags, old[:-1]
+    np.copyto(new[1:], old[1:], where=found[:-1])
+    cache[:, rows] = new
     there: Bools = found[-1]
     return there

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     Ints: TypeAlias = NDArray[np.int64]
 
 MOST_TILES = 2_000_000  # requests for tiles, and blocks, that are put in order: about 0.5 us each
-MOST_ACCESSES = 3_000_000  # accesses to units that are looked up: about 0.3 us each
-FEW_ACCESSES = 300_000  # units are made smaller, so that they spread more evenly over the sets, up to so many
+MOST_ACCESSES = 3_000_000  # accesses to units that are looked up: about 0.2 us each
+FEW_ACCESSES = 500_000  # units are made smaller, so that they spread more evenly over the sets, up to so many
+LARGE_SHARE = 10  # a tensor matters that holds one part in so many of all bytes
 SETS = 64  # that a partition has at least, where its capacity allows for units of a line
 
 
@@ -69,14 +70,16 @@ def _cut(program: Program, asked: Sequence[Requests], capacity: int) -> tuple[di
     """The units of each tensor and about how many accesses they make of the requests.
 
     The smallest that make few accesses, or else the largest: within what gives a partition of `capacity` enough sets,
-    and not much larger than most of them, as a cache has room for so many units of their mean size.
+    and as one for all tensors that matter, as a cache has room for so many units of their mean size.
     """
+    whole = sum(t.bytes for t in program.tensors)
+    matter = [u.bytes for u in cut(program, LARGEST).values() if LARGE_SHARE * u.tensor.bytes >= whole]
+    most = min(*matter, LARGEST, capacity // (WAYS * SETS))
     size = LINE
     while True:
         units = cut(program, size)
         count = sum(len(r.step) * prod(units[r.node.view.tensor.name].in_tile(r.node.view)) for r in asked)
-        mean = sum(t.bytes for t in program.tensors) / sum(u.count for u in units.values())
-        if count <= FEW_ACCESSES or 2 * size > min(LARGEST, 2 * mean, capacity / (WAYS * SETS)):
+        if count <= FEW_ACCESSES or 2 * size > most:
             return units, count
         size *= 2
 

@@ -43,6 +43,11 @@ class Units:
         return tuple(-(-n // u) for n, u in zip(self.tensor.shape, self.size, strict=True))
 
     @property
+    def bytes(self) -> int:
+        """Bytes of a unit that no edge of the tensor cuts."""
+        return prod(self.size) * dtype(self.tensor.dtype).bytes
+
+    @property
     def count(self) -> int:
         """Units of the tensor."""
         return prod(self.counts)
