@@ -2,8 +2,8 @@
 
 The cache is empty when the program begins, and what a kernel leaves in it is there for the next.  Requests come in the
 order of the launch (launch.py), go to units of memory (units.py) and hit or miss in a set-associative cache in
-partitions, least recently used out first (lru.py); simulation.py puts these together.  A store makes a unit dirty without fetching it; a
-reduction fetches what it adds to.  Dirty units are written when they make room, or at the end.
+partitions, least recently used out first (lru.py); simulation.py puts these together.  A store makes a unit dirty
+without fetching it; a reduction fetches what it adds to.  Dirty units are written when they make room, or at the end.
 
 Above a budget of work a closed form takes the place of the simulation (closed_form.py).
 """
@@ -71,9 +71,7 @@ class DeviceTraffic:
         return sum(f.dram_read_bytes for f in own), sum(f.dram_write_bytes for f in own)
 
 
-def behind_caches(
-    program: Program, ledger: Ledger, hardware: Hardware, resident: Mapping[str, int]
-) -> DeviceTraffic:
+def behind_caches(program: Program, ledger: Ledger, hardware: Hardware, resident: Mapping[str, int]) -> DeviceTraffic:
     """`dram_flows` behind the last cache of a machine: what caches before it hold changes little of what it misses.
 
     Without a known capacity there is no cache; without a known number of partitions there is one.

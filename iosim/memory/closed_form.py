@@ -6,8 +6,8 @@ The cache keeps the last of what was brought in.  Hashed sets make its edge soft
 
 is still there.  The blocks of a wave walk their loops together, so that a tile which several of them read is fetched
 once.  What is fetched again is a tile that another wave has used before, x bytes ago: all that a wave, or the blocks
-in between, brought in.  What another kernel used, u of the way through it, and this kernel comes to u of its own way
-through, was used x = (1 - u) * its bytes + those of kernels in between + u * the bytes of this kernel ago.
+in between, brought in.  What another kernel used, u of the way through it, and this kernel comes to v of its own way
+through, was used x = (1 - u) * its bytes + those of kernels in between + v * the bytes of this kernel ago.
 
 With several partitions, bytes are counted with their replicas: what m blocks of a wave read is asked for by
 h = min(m, partitions) of them, and is kept h + 1 - h / partitions times, as its home may be one that did not ask.
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from math import exp, gcd, prod
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from iosim.interpreters.ledger import Ledger
     from iosim.program import Kernel, Program
 
-POINTS = 64  # at which the hits from one kernel to another are averaged
+POINTS = 64  # at which the hits from one kernel to another are averaged, in an even sequence of pairs
+EVEN_1, EVEN_2 = 0.7548776662466927, 0.5698402909980532  # 1 / x and 1 / x**2 for the x of x**3 = x + 1
 
 
 def closed_form(
@@ -87,29 +89,50 @@ class _Kernel:
         for flow, first_read, first_written in zip(self.flows, reads, writes, strict=True):
             again = self._again(flow, first_written if flow.direction == "write" else first_read)
             lost = 1.0 - self._left_by(flow.tensor, before)
-            read = 0 if flow.direction == "write" else round(first_read * lost + again)
-            if flow.direction == "add":
-                write = read
-            else:
-                write = 0 if flow.direction == "read" else round(first_written + again)
-            out.append((min(read, flow.hbm_bytes), min(write, flow.hbm_bytes)))
+            fetched = min(round(first_read * lost + again), flow.hbm_bytes)
+            written = min(round(first_written + again), flow.hbm_bytes)
+            out.append({"read": (fetched, 0), "write": (0, written), "add": (fetched, fetched)}[flow.direction])
         return out
 
     def _again(self, flow: Flow, first: int) -> float:
-        """Bytes of a flow that are fetched, or made dirty, beyond those that the kernel touches for the first time."""
-        later = max(0.0, flow.hbm_bytes * self._visits(flow) / self.kernel.blocks - first)
-        return later * (1.0 - kept(self._footprint(max(self.wave, self._stride(flow))), self.capacity))
+        """Bytes of a flow that are fetched, or made dirty, beyond the `first` that the kernel touches."""
+        block, tiles = flow.hbm_bytes / self.kernel.blocks, self._tiles(flow)
+        total = max(0.0, block * tiles - first) * self._lost(self.wave)  # within a wave, in another load or loop
+        for count, stride in self._revisits(flow):
+            total += block * count * self._lost(max(self.wave, stride))
+        return total
+
+    def _lost(self, blocks: int) -> float:
+        """The share of what was used so many blocks ago that is not there any more."""
+        return 1.0 - kept(self._footprint(blocks), self.capacity)
 
     def _left_by(self, tensor: str, before: Sequence[_Kernel]) -> float:
-        """The share of a tensor that is still there, from the kernel that touched it last, when this one gets to it."""
+        """The share of a tensor that is still there, from the kernel that touched it last, when this one gets to it.
+
+        What that kernel used later than a tile and this one earlier counts once.
+        """
         between = 0.0
         for kernel in reversed(before):
             if any(f.tensor == tensor for f in kernel.flows):
-                there, here = kernel._all, self._all
-                at = [(n + 0.5) / POINTS for n in range(POINTS)]
-                return sum(kept((1 - u) * there + between + u * here, self.capacity) for u in at) / POINTS
+                both = kernel._touched(kernel.kernel.blocks)[tensor]
+                places = [(n + 0.5) / POINTS for n in range(POINTS)]
+                times = [(kernel._when(y, n * EVEN_1), self._when(y, n * EVEN_2)) for n, y in enumerate(places)]
+                left = 0.0
+                for then, now in times:
+                    twice = sum(t > then and u < now for t, u in times) / POINTS
+                    since = (1 - then) * kernel._all + between + now * self._all - twice * both
+                    left += kept(since, self.capacity) / POINTS
+                return left
             between += kernel._all
         return 0.0
+
+    def _when(self, place: float, chance: float) -> float:
+        """How far the kernel is when it comes to a tile of the blocks at `place` of the grid, both from 0 to 1.
+
+        The tiles of a wave's blocks come at any time of the wave: in the order of their loops, not of the blocks.
+        """
+        waves = -(-self.kernel.blocks // self.wave)
+        return (int(place * waves) + chance % 1.0) / waves
 
     @cached_property
     def _all(self) -> float:
@@ -120,14 +143,16 @@ class _Kernel:
 
     def _footprint(self, blocks: int) -> float:
         """Bytes with replicas that so many consecutive blocks touch."""
-        by_tensor: dict[str, float] = {}
+        return sum(self._touched(blocks).values())
+
+    def _touched(self, blocks: int) -> dict[str, float]:
+        """Bytes with replicas of each tensor that so many consecutive blocks touch."""
+        out: dict[str, float] = {}
         for flow in self.flows:
-            named = self._named(flow)
-            distinct = distinct_tiles(self.kernel.grid, named, min(blocks, self.kernel.blocks))
-            share = distinct / prod(n for axis, n in self.kernel.grid if axis in named)
-            touched = self._copies(flow) * flow.unique_bytes * share
-            by_tensor[flow.tensor] = max(by_tensor.get(flow.tensor, 0.0), touched)
-        return sum(by_tensor.values())
+            distinct = distinct_tiles(self.kernel.grid, self._named(flow), min(blocks, self.kernel.blocks))
+            touched = self._copies(flow) * flow.unique_bytes * distinct / self._tiles(flow)
+            out[flow.tensor] = max(out.get(flow.tensor, 0.0), touched)
+        return out
 
     def _copies(self, flow: Flow) -> float:
         """How often what a flow touches is in the cache."""
@@ -137,25 +162,32 @@ class _Kernel:
         asking = min(readers, self.partitions)
         return asking + 1 - asking / self.partitions
 
-    def _visits(self, flow: Flow) -> int:
-        """Pairs of a wave and a tile that some of its blocks use."""
-        grid, named = self.kernel.grid, self._named(flow)
-        waves = -(-self.kernel.blocks // self.wave)
-        tail = [axis not in named for axis, n in grid if n > 1]
-        if tail == sorted(tail):  # blocks that share a tile follow each other
-            run = prod(n for axis, n in grid if axis not in named)
-            cut = (waves - 1) - (waves - 1) // (run // gcd(run, self.wave))  # runs that a new wave interrupts
-            return self.kernel.blocks // run + cut
-        return min(self.kernel.blocks, waves * distinct_tiles(grid, named, self.wave))
+    def _tiles(self, flow: Flow) -> int:
+        """Tiles, or runs of tiles along loops, that blocks share or have alone."""
+        return prod(n for axis, n in self.kernel.grid if axis in self._named(flow))
 
-    def _stride(self, flow: Flow) -> int:
-        """Blocks from one use of a tile to the next."""
-        named, stride = self._named(flow), 1
-        for axis, n in reversed(self.kernel.grid):
-            if n > 1 and axis not in named:
-                break
-            stride *= n
-        return stride
+    def _revisits(self, flow: Flow) -> list[tuple[int, int]]:
+        """(how often, blocks in between): uses of a tile that an earlier wave has used.
+
+        Along axes that a view does not name, blocks come back to its tiles: to each that the axes inside name.  Where
+        that takes less than a wave, only blocks that a new wave cuts off from those before come back in another.
+        """
+        grid, named = [(axis, n) for axis, n in self.kernel.grid if n > 1], self._named(flow)
+        waves, out = -(-self.kernel.blocks // self.wave), []
+        inner = tiles = 1
+        for shared, axes in groupby(reversed(grid), lambda a: a[0] not in named):
+            extent = prod(n for _, n in axes)
+            run = inner * extent
+            if shared:
+                count = (extent - 1) * tiles * (self.kernel.blocks // run)
+                if inner < self.wave:
+                    cut = (waves - 1) - (waves - 1) // (run // gcd(run, self.wave))
+                    count = min(count, cut * tiles)
+                out.append((count, inner))
+            else:
+                tiles *= extent
+            inner = run
+        return out
 
 
 def _once(flows: Iterable[Flow], besides: Direction) -> list[int]:

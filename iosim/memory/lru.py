@@ -10,6 +10,7 @@ worked out at one time.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
@@ -43,60 +44,82 @@ def hashed(numbers: Ints) -> NDArray[np.uint64]:
     return mixed
 
 
-def simulate(units: Ints, asks: Ints, partitions: int, slots: int, distinct: int) -> Outcome:
-    """The outcome of accesses to `units` in order, in an empty cache with room for `slots` units in each partition.
+def sorted_by(keys: Ints) -> NDArray[np.intp]:
+    """The stable order of keys that are not negative; numpy's radix sort, which is for short integers, where it can."""
+    short = len(keys) and keys.max() < 2**16
+    return np.argsort(keys.astype(np.uint16) if short else keys, kind="stable")
 
-    `asks` has bit n set where partition n reads, and is 0 for a write or a reduction.  There are `distinct` units.
-    """
-    if slots == 0:
-        everything = np.ones(len(units), bool)
-        return Outcome(everything, everything)
-    ways = min(WAYS, slots)
-    sets = max(1, min(slots // ways, distinct))
-    mixed = hashed(units)
-    home = (mixed >> np.uint64(40)).astype(np.int64) % partitions
-    of_set = (mixed % np.uint64(sets)).astype(np.int64)
-    order, ends = _rounds(of_set, sets)
-    tags, rows, homes, asked = (x[order] for x in (units + 1, of_set, home, asks))
-    cache = np.zeros((ways, partitions * sets), np.int64)
-    missed, reached = np.empty(len(units), bool), np.empty(len(units), bool)
-    first = 0
-    for end in ends.tolist():
-        part = slice(first, end)
-        tag, row, at_home, by = tags[part], rows[part], homes[part], asked[part]
-        to_home = (by == 0) | ((by >> at_home) & 1 == 1)
-        for away in range(1, partitions):
-            there = (at_home + away) % partitions
-            reads = np.flatnonzero((by >> there) & 1)
-            if len(reads):
-                to_home[reads] |= ~_touch(cache, there[reads] * sets + row[reads], tag[reads])
-        come = np.flatnonzero(to_home)
-        miss = np.zeros(end - first, bool)
-        miss[come] = ~_touch(cache, at_home[come] * sets + row[come], tag[come])
-        missed[order[part]], reached[order[part]] = miss, to_home
-        first = end
-    return Outcome(missed, reached)
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """A cache with room for `slots` units in each of its partitions."""
+
+    partitions: int
+    slots: int
+
+    @property
+    def ways(self) -> int:
+        return min(WAYS, self.slots)
+
+    @property
+    def sets(self) -> int:
+        """Of one partition."""
+        return self.slots // self.ways if self.slots else 0
+
+    def run(self, units: Ints, asks: Ints) -> Outcome:
+        """The outcome of accesses to `units`, in order, when the cache is empty at the beginning.
+
+        `asks` has bit n set where partition n reads, and is 0 for a write or a reduction.
+        """
+        missed, reached = np.ones((2, len(units)), bool)
+        if not self.slots:
+            return Outcome(missed, reached)
+        mixed = hashed(units)
+        home = (mixed >> np.uint64(40)).astype(np.int64) % self.partitions
+        of_set = (mixed % np.uint64(self.sets)).astype(np.int64)
+        order, ends = _rounds(of_set, self.sets)
+        tags, sets, homes, asked = (x[order] for x in (units + 1, of_set, home, asks))
+        held = np.zeros((self.ways, self.partitions * self.sets), np.int64)
+        first = 0
+        for end in ends.tolist():
+            part = slice(first, end)
+            miss, come = self._round(held, tags[part], sets[part], homes[part], asked[part])
+            missed[order[part]], reached[order[part]] = miss, come
+            first = end
+        return Outcome(missed, reached)
+
+    def _round(self, held: Ints, tag: Ints, of_set: Ints, home: Ints, asks: Ints) -> tuple[Bools, Bools]:
+        """(missed, reached) of accesses that are each to another set; `held` are the units in the cache."""
+        come = (asks == 0) | ((asks >> home) & 1 == 1)
+        for away in range(1, self.partitions):
+            there = (home + away) % self.partitions
+            reads = np.flatnonzero((asks >> there) & 1)
+            come[reads] |= ~_touch(held, there[reads] * self.sets + of_set[reads], tag[reads])
+        at = np.flatnonzero(come)
+        miss = np.zeros(len(tag), bool)
+        miss[at] = ~_touch(held, home[at] * self.sets + of_set[at], tag[at])
+        return miss, come
 
 
 def _rounds(of_set: Ints, sets: int) -> tuple[Ints, Ints]:
-    """(order, ends): the accesses so that the first ones of all sets come first, then the second ones; where each ends."""
-    by_set = np.argsort(of_set, kind="stable")
+    """(order, ends): the accesses in rounds, of which the n-th holds the n-th access of every set; where each ends."""
+    by_set = sorted_by(of_set)
     counts = np.bincount(of_set, minlength=sets)
     turn = np.empty(len(of_set), np.int64)
     turn[by_set] = np.arange(len(of_set)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.argsort(turn, kind="stable"), np.cumsum(np.bincount(turn))
+    return sorted_by(turn), np.cumsum(np.bincount(turn))
 
 
-def _touch(cache: Ints, rows: Ints, tags: Ints) -> Bools:
+def _touch(held: Ints, rows: Ints, tags: Ints) -> Bools:
     """Look `tags` up in the sets `rows`, all of them different, and put each in front; whether it was there.
 
-    `cache` is (ways, sets), the most recent way first.
+    `held` is (ways, sets), the most recent way first.
     """
-    old = cache.take(rows, axis=1)
+    old = held.take(rows, axis=1)
     found = np.logical_or.accumulate(old == tags, axis=0)
     new = np.empty_like(old)
     new[0], new[1:] = tags, old[:-1]
     np.copyto(new[1:], old[1:], where=found[:-1])
-    cache[:, rows] = new
+    held[:, rows] = new
     there: Bools = found[-1]
     return there

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 
 from iosim.memory.launch import Requests, requests
-from iosim.memory.lru import WAYS, simulate
+from iosim.memory.lru import WAYS, Cache, sorted_by
 from iosim.memory.units import LARGEST, LINE, Units, cut
-from iosim.program import Load
+from iosim.program import Store
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -56,8 +56,10 @@ def simulated(
     units, count = _cut(program, asked, capacity // partitions)
     if bounded and count > MOST_ACCESSES:
         return None
-    slot = -(-sum(t.bytes for t in program.tensors) // sum(u.count for u in units.values()))
-    return _moved(_accesses(asked, units), len(ledger.flows), partitions, capacity // partitions // slot)
+    number = sum(u.count for u in units.values())
+    slot = -(-sum(t.bytes for t in program.tensors) // number)
+    cache = Cache(partitions, min(capacity // partitions // slot, WAYS * number))
+    return _moved(_accesses(asked, units), len(ledger.flows), cache)
 
 
 def _tile_bytes(flow: Flow) -> int:
@@ -87,10 +89,10 @@ def _cut(program: Program, asked: Sequence[Requests], capacity: int) -> tuple[di
 class _Accesses(NamedTuple):
     """Accesses to units in order of time: arrays over accesses.  `asks` is 0 for a write or a reduction."""
 
-    flow: Ints
     unit: Ints
     bytes: Ints
     asks: Ints
+    flow: Ints
     fetches: Ints  # 0 where what is missed need not be read
     dirties: Ints
 
@@ -99,21 +101,18 @@ def _accesses(asked: Sequence[Requests], units: Mapping[str, Units]) -> _Accesse
     parts: list[tuple[Ints, ...]] = []
     for number, r in enumerate(asked):
         request, unit, size = units[r.node.view.tensor.name].accesses(r)
-        load = isinstance(r.node, Load)
-        add = not load and r.node.add
-        asks = r.partitions[request] if load else np.zeros_like(request)
-        kinds = (np.full_like(request, kind) for kind in (number, load or add, not load))
-        flow, fetches, dirties = kinds
-        parts.append((r.step[request], flow, unit, size, asks, fetches, dirties))
+        store = isinstance(r.node, Store)
+        asks = np.zeros_like(request) if store else r.partitions[request]
+        fetches = not isinstance(r.node, Store) or r.node.add
+        parts.append((r.step[request], unit, size, asks, *(np.full_like(request, x) for x in (number, fetches, store))))
     step, *rest = (np.concatenate(column) for column in zip(*parts, strict=True))
-    order = np.argsort(step, kind="stable")
+    order = sorted_by(step)
     return _Accesses(*(column[order] for column in rest))
 
 
-def _moved(a: _Accesses, flows: int, partitions: int, slots: int) -> list[tuple[int, int]]:
+def _moved(a: _Accesses, flows: int, cache: Cache) -> list[tuple[int, int]]:
     """(read, written) by flow: each unit that is missed is read, and each that was made dirty is written once."""
-    distinct = len(np.unique(a.unit))
-    missed, reached = simulate(a.unit, a.asks, partitions, slots, distinct)
+    missed, reached = cache.run(a.unit, a.asks)
     read = np.bincount(a.flow, a.bytes * (missed & reached & (a.fetches > 0)), flows)
     # A unit stays from one miss to the next; the first access that makes it dirty in that time is what is written.
     there = np.flatnonzero(reached)
