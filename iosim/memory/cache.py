@@ -109,7 +109,7 @@ def dram_flows(
 
             moved = simulated(program, ledger, usable, partitions, resident, descending, bounded=method is None)
         method = "closed form" if moved is None else "simulated"
-        moved = moved or closed_form(program, ledger, usable, partitions, resident)
+        moved = moved or closed_form(program, ledger, usable, partitions, resident, descending)
     there = cache_bytes is not None
     return DeviceTraffic(
         flows=tuple(DramFlow(f, read, write) for f, (read, write) in zip(ledger.flows, moved, strict=True)),

@@ -21,28 +21,37 @@ from itertools import groupby
 from math import exp, gcd, prod
 from typing import TYPE_CHECKING
 
+from iosim.index import at, indices
 from iosim.interpreters.ledger import Direction, Flow, union_bytes
-from iosim.memory.lru import WAYS
+from iosim.program import walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from iosim.interpreters.ledger import Ledger
     from iosim.program import Kernel, Program
 
+WAYS = 16  # an assumption: 8 to 32 differ by 1 to 2 MB on most H200 kernels that were measured
+VISITS = 12  # blocks until nearly all are followed by one in the same partition
 POINTS = 64  # at which the hits from one kernel to another are averaged, in an even sequence of pairs
 EVEN_1, EVEN_2 = 0.7548776662466927, 0.5698402909980532  # 1 / x and 1 / x**2 for the x of x**3 = x + 1
 
 
 def closed_form(
-    program: Program, ledger: Ledger, capacity: int, partitions: int, resident: Mapping[str, int]
+    program: Program,
+    ledger: Ledger,
+    capacity: int,
+    partitions: int,
+    resident: Mapping[str, int],
+    descending: Collection[str] = (),
 ) -> list[tuple[int, int]]:
     """(read, written) DRAM bytes of each flow of `ledger`, behind a cache of `capacity` bytes in all."""
     out: list[tuple[int, int]] = []
     before: list[_Kernel] = []
+    down = frozenset(descending)
     for kernel in program.kernels:
         own = tuple(f for f in ledger.flows if f.kernel == kernel.name)
-        now = _Kernel(kernel, own, capacity, partitions, max(1, min(resident[kernel.name], kernel.blocks)))
+        now = _Kernel(kernel, own, capacity, partitions, max(1, min(resident[kernel.name], kernel.blocks)), down)
         out += now.moved(before)
         before.append(now)
     return out
@@ -81,6 +90,7 @@ class _Kernel:
     capacity: int
     partitions: int
     wave: int  # blocks that run at one time
+    descending: frozenset[str]  # loops that run from their last iteration to the first
 
     def moved(self, before: Sequence[_Kernel]) -> list[tuple[int, int]]:
         """(read, written) of each flow; `before` are the kernels that ran before, in order."""
@@ -96,6 +106,8 @@ class _Kernel:
 
     def _again(self, flow: Flow, first: int) -> float:
         """Bytes of a flow that are fetched, or made dirty, beyond the `first` that the kernel touches."""
+        if flow in self._staggered:
+            return (flow.hbm_bytes - first) * self._lost_staggered
         block, tiles = flow.hbm_bytes / self.kernel.blocks, self._tiles(flow)
         total = max(0.0, block * tiles - first) * self._lost(self.wave)  # within a wave, in another load or loop
         for count, stride in self._revisits(flow):
@@ -105,6 +117,47 @@ class _Kernel:
     def _lost(self, blocks: int) -> float:
         """The share of what was used so many blocks ago that is not there any more."""
         return 1.0 - kept(self._footprint(blocks), self.capacity)
+
+    @cached_property
+    def _staggered(self) -> dict[Flow, float]:
+        """Flows along loops that run down from another iteration in each block, with the iterations between blocks.
+
+        Blocks that share tiles then come to each of them one after another, and not in the same step.
+        """
+        out: dict[Flow, float] = {}
+        loops = {id(node): around for node, around in walk(self.kernel.body)}
+        for flow in self.flows:
+            shared = {axis: n for axis, n in self.kernel.grid if axis not in self._named(flow)}
+            first = {axis: 0 for axis, _ in self.kernel.grid}
+            last = first | {axis: n - 1 for axis, n in shared.items()}
+            for loop in loops[id(flow.node)]:
+                if loop.index in self.descending & flow.node.view.indices and indices(loop.hi) <= first.keys():
+                    apart = (at(loop.hi, last) - at(loop.hi, first)) / max(1, prod(shared.values()) - 1)
+                    if apart > 0:
+                        out[flow] = apart
+        return out
+
+    @cached_property
+    def _lost_staggered(self) -> float:
+        """The share of a staggered flow's tiles that is not there any more when the next block comes to them.
+
+        From one block to the next all tiles of the running blocks are used once; each block is in any partition.  One
+        outside the home finds what the block before has used, there or in its own partition.
+        """
+        shared = {flow.tensor for flow in self._staggered}
+        own = sum(x for tensor, x in self._touched(1).items() if tensor not in shared)
+        live = alone = 0.0
+        for flow, apart in self._staggered.items():
+            trips = flow.hbm_bytes / self.kernel.blocks / tile_bytes(flow)
+            gap = apart + trips / self.wave  # steps
+            live += self.wave * gap * tile_bytes(flow) * self.partitions
+            alone = own * self.wave * gap / trips
+        lost, same = 0.0, 1 / self.partitions
+        for n in range(1, VISITS):  # the n-th block after is the first in the same partition
+            still = (1 - same) ** n
+            x = live * (1 - still) + n * alone
+            lost += same * (1 - same) ** (n - 1) * (1 - kept(x, self.capacity))
+        return lost * same
 
     def _left_by(self, tensor: str, before: Sequence[_Kernel]) -> float:
         """The share of a tensor that is still there, from the kernel that touched it last, when this one gets to it.
@@ -188,6 +241,12 @@ class _Kernel:
                 tiles *= extent
             inner = run
         return out
+
+
+def tile_bytes(flow: Flow) -> int:
+    """Bytes of one tile as it stands in device memory, cut at the tensor's size."""
+    tensor, tile = flow.node.view.tensor, flow.node.tile
+    return min(tensor.bytes, tile.shape[0] * tile.shape[1] * tensor.bytes // prod(tensor.shape))
 
 
 def _once(flows: Iterable[Flow], besides: Direction) -> list[int]:

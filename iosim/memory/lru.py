@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
+from iosim.memory.closed_form import WAYS
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Ints: TypeAlias = NDArray[np.int64]
     Bools: TypeAlias = NDArray[np.bool_]
-
-WAYS = 16  # an assumption: 8 to 32 differ by 1 to 2 MB on the H200 kernels that were measured
 
 
 class Outcome(NamedTuple):

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
+from iosim.memory.closed_form import WAYS, tile_bytes
 from iosim.memory.launch import Requests, requests
-from iosim.memory.lru import WAYS, Cache, sorted_by
+from iosim.memory.lru import Cache, sorted_by
 from iosim.memory.units import LARGEST, LINE, Units, cut
 from iosim.program import Store
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from iosim.interpreters.ledger import Flow, Ledger
+    from iosim.interpreters.ledger import Ledger
     from iosim.program import Program
 
     Ints: TypeAlias = NDArray[np.int64]
@@ -44,7 +45,7 @@ def simulated(
     The loops named in `descending` run from their last iteration to the first.
     None where `bounded`, and it would be more work than the budget: that is counted before it is done.
     """
-    tiles = sum(-(-f.hbm_bytes // _tile_bytes(f)) for f in ledger.flows) + sum(k.blocks for k in program.kernels)
+    tiles = sum(-(-f.hbm_bytes // tile_bytes(f)) for f in ledger.flows) + sum(k.blocks for k in program.kernels)
     if bounded and tiles > MOST_TILES:
         return None
     asked: list[Requests] = []
@@ -60,12 +61,6 @@ def simulated(
     slot = -(-sum(t.bytes for t in program.tensors) // number)
     cache = Cache(partitions, min(capacity // partitions // slot, WAYS * number))
     return _moved(_accesses(asked, units), len(ledger.flows), cache)
-
-
-def _tile_bytes(flow: Flow) -> int:
-    """Bytes of one tile as it stands in device memory, cut at the tensor's size."""
-    tensor, tile = flow.node.view.tensor, flow.node.tile
-    return min(tensor.bytes, tile.shape[0] * tile.shape[1] * tensor.bytes // prod(tensor.shape))
 
 
 def _cut(program: Program, asked: Sequence[Requests], capacity: int) -> tuple[dict[str, Units], int]:
