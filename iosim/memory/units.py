@@ -67,9 +67,10 @@ class Units:
         ):
             at = r.starts[axis][:, None] // unit + np.arange(across)
             inside = np.clip(limit - at * unit, 0, unit) * (at >= 0)
-            numbers = (numbers[:, :, None] + (at * steps[axis])[:, None, :]).reshape(n, -1)
-            size = (size[:, :, None] * inside[:, None, :]).reshape(n, -1)
-            there = (there[:, :, None] & (inside > 0)[:, None, :]).reshape(n, -1)
+            shape = n, size.shape[1] * across
+            numbers = (numbers[:, :, None] + (at * steps[axis])[:, None, :]).reshape(shape)
+            size = (size[:, :, None] * inside[:, None, :]).reshape(shape)
+            there = (there[:, :, None] & (inside > 0)[:, None, :]).reshape(shape)
         request = np.nonzero(there)[0]
         return request, numbers[there], size[there]
 
