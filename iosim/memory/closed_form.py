@@ -15,7 +15,7 @@ h = min(m, partitions) of them, and is kept h + 1 - h / partitions times, as its
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from math import exp, gcd, prod
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from iosim.interpreters.ledger import Ledger
-    from iosim.program import Kernel, Program
+    from iosim.program import Kernel, Loop, Program
 
 WAYS = 16  # an assumption: 8 to 32 differ by 1 to 2 MB on most H200 kernels that were measured
 VISITS = 12  # blocks until nearly all are followed by one in the same partition
@@ -91,14 +91,18 @@ class _Kernel:
     partitions: int
     wave: int  # blocks that run at one time
     descending: frozenset[str]  # loops that run from their last iteration to the first
+    _known: dict[int, dict[str, float]] = field(default_factory=dict)
 
     def moved(self, before: Sequence[_Kernel]) -> list[tuple[int, int]]:
         """(read, written) of each flow; `before` are the kernels that ran before, in order."""
         out = []
+        made = {f.tensor for f in self.flows if f.direction == "write"}
         reads, writes = _once(self.flows, besides="write"), _once(self.flows, besides="read")
         for flow, first_read, first_written in zip(self.flows, reads, writes, strict=True):
             again = self._again(flow, first_written if flow.direction == "write" else first_read)
-            lost = 1.0 - self._left_by(flow.tensor, before)
+            lost = 1.0 - self._left_by(flow, before)
+            if flow.direction == "read" and flow.tensor in made:
+                lost = self._lost(self._within(flow))
             fetched = min(round(first_read * lost + again), flow.hbm_bytes)
             written = min(round(first_written + again), flow.hbm_bytes)
             out.append({"read": (fetched, 0), "write": (0, written), "add": (fetched, fetched)}[flow.direction])
@@ -109,30 +113,59 @@ class _Kernel:
         if flow in self._staggered:
             return (flow.hbm_bytes - first) * self._lost_staggered
         block, tiles = flow.hbm_bytes / self.kernel.blocks, self._tiles(flow)
-        total = max(0.0, block * tiles - first) * self._lost(self.wave)  # within a wave, in another load or loop
+        total = max(0.0, block * tiles - first) * self._lost(self._within(flow))
         for count, stride in self._revisits(flow):
-            total += block * count * self._lost(max(self.wave, stride))
+            total += block * count * self._lost(self._footprint(max(self.wave, stride)))
         return total
 
-    def _lost(self, blocks: int) -> float:
-        """The share of what was used so many blocks ago that is not there any more."""
-        return 1.0 - kept(self._footprint(blocks), self.capacity)
+    def _lost(self, since: float) -> float:
+        """The share of what was used before so many bytes came that is not there any more."""
+        return 1.0 - kept(since, self.capacity)
+
+    def _within(self, flow: Flow) -> float:
+        """Bytes with replicas that come between two uses of a tile by one block.
+
+        Either a loop comes back to it, and all that one iteration touches comes between; or another load has used it,
+        in a loop of its own: all that the block uses of this tensor, and half of what else this loop touches.
+        """
+        touched = self._touched(self.wave)
+        around = self._loops[id(flow.node)]
+        back = [loop for loop in around if loop.index not in flow.node.view.indices]
+        if back:
+            inside = [f for f in self.flows if back[-1] in self._loops[id(f.node)]]
+            once = 1 / self._trips(back[-1])
+            part = {f.tensor: once if back[-1].index in f.node.view.indices else 1.0 for f in inside}
+        else:
+            part = {f.tensor: 0.5 for f in self.flows if around and self._loops[id(f.node)] == around}
+            part[flow.tensor] = 1.0
+        return sum(touched[tensor] * share for tensor, share in part.items())
+
+    def _trips(self, loop: Loop) -> int:
+        """Iterations of a loop in the middle of the grid."""
+        middle = {axis: n // 2 for axis, n in self.kernel.grid}
+        trips = at(loop.hi, middle) - at(loop.lo, middle)
+        return max(1, trips) if isinstance(trips, int) else 1
+
+    @cached_property
+    def _loops(self) -> dict[int, tuple[Loop, ...]]:
+        """The loops around each node, by its id."""
+        return {id(node): around for node, around in walk(self.kernel.body)}
 
     @cached_property
     def _staggered(self) -> dict[Flow, float]:
-        """Flows along loops that run down from another iteration in each block, with the iterations between blocks.
+        """Flows along loops that begin with another iteration in each block, with the iterations between blocks.
 
         Blocks that share tiles then come to each of them one after another, and not in the same step.
         """
         out: dict[Flow, float] = {}
-        loops = {id(node): around for node, around in walk(self.kernel.body)}
         for flow in self.flows:
             shared = {axis: n for axis, n in self.kernel.grid if axis not in self._named(flow)}
             first = {axis: 0 for axis, _ in self.kernel.grid}
             last = first | {axis: n - 1 for axis, n in shared.items()}
-            for loop in loops[id(flow.node)]:
-                if loop.index in self.descending & flow.node.view.indices and indices(loop.hi) <= first.keys():
-                    apart = (at(loop.hi, last) - at(loop.hi, first)) / max(1, prod(shared.values()) - 1)
+            for loop in self._loops[id(flow.node)]:
+                begin = loop.hi if loop.index in self.descending else loop.lo
+                if loop.index in flow.node.view.indices and indices(begin) <= first.keys():
+                    apart = abs(at(begin, last) - at(begin, first)) / max(1, prod(shared.values()) - 1)
                     if apart > 0:
                         out[flow] = apart
         return out
@@ -150,7 +183,7 @@ class _Kernel:
         for flow, apart in self._staggered.items():
             trips = flow.hbm_bytes / self.kernel.blocks / tile_bytes(flow)
             gap = apart + trips / self.wave  # steps
-            live += self.wave * gap * tile_bytes(flow) * self.partitions
+            live += min(self.wave * gap * tile_bytes(flow) * self.partitions, self._touched(self.wave)[flow.tensor])
             alone = own * self.wave * gap / trips
         lost, same = 0.0, 1 / self.partitions
         for n in range(1, VISITS):  # the n-th block after is the first in the same partition
@@ -159,33 +192,44 @@ class _Kernel:
             lost += same * (1 - same) ** (n - 1) * (1 - kept(x, self.capacity))
         return lost * same
 
-    def _left_by(self, tensor: str, before: Sequence[_Kernel]) -> float:
-        """The share of a tensor that is still there, from the kernel that touched it last, when this one gets to it.
+    def _left_by(self, flow: Flow, before: Sequence[_Kernel]) -> float:
+        """The share of a flow's tensor that is still there, from the kernel that used it last, when it comes to it.
 
         What that kernel used later than a tile and this one earlier counts once.
         """
         between = 0.0
         for kernel in reversed(before):
-            if any(f.tensor == tensor for f in kernel.flows):
-                both = kernel._touched(kernel.kernel.blocks)[tensor]
+            last = next((f for f in reversed(kernel.flows) if f.tensor == flow.tensor), None)
+            if last is not None:
+                both = kernel._touched(kernel.kernel.blocks)[flow.tensor]
                 places = [(n + 0.5) / POINTS for n in range(POINTS)]
-                times = [(kernel._when(y, n * EVEN_1), self._when(y, n * EVEN_2)) for n, y in enumerate(places)]
+                then = [kernel._when(last, y, n * EVEN_1) for n, y in enumerate(places)]
+                now = [self._when(flow, y, n * EVEN_2) for n, y in enumerate(places)]
                 left = 0.0
-                for then, now in times:
-                    twice = sum(t > then and u < now for t, u in times) / POINTS
-                    since = (1 - then) * kernel._all + between + now * self._all - twice * both
-                    left += kept(since, self.capacity) / POINTS
+                for (t, past), (u, so_far) in zip(then, now, strict=True):
+                    twice = sum(a > t and b < u for (a, _), (b, _) in zip(then, now, strict=True)) / POINTS
+                    since = kernel._all - past + between + so_far - twice * both
+                    left += kept(max(0.0, since), self.capacity) / POINTS
                 return left
             between += kernel._all
         return 0.0
 
-    def _when(self, place: float, chance: float) -> float:
-        """How far the kernel is when it comes to a tile of the blocks at `place` of the grid, both from 0 to 1.
+    def _when(self, flow: Flow, place: float, chance: float) -> tuple[float, float]:
+        """(how far a flow is, from 0 to 1, bytes of the kernel by then) at the tiles of the blocks at `place` of 1.
 
-        The tiles of a wave's blocks come at any time of the wave: in the order of their loops, not of the blocks.
+        In a loop, the tiles of a wave's blocks come at any time of the wave, by `chance`; else in the order of the
+        blocks, loads before all else that the wave touches, stores after it.
         """
         waves = -(-self.kernel.blocks // self.wave)
-        return (int(place * waves) + chance % 1.0) / waves
+        wave = int(place * waves) / waves
+        if self._loops[id(flow.node)]:
+            far = wave + chance % 1.0 / waves
+            return far, far * self._all
+        own = (place - wave) * self._touched(self.kernel.blocks)[flow.tensor]
+        if flow.direction == "read":
+            return place, wave * self._all + own
+        whole = self._touched(self.kernel.blocks)[flow.tensor] / waves
+        return place, min(1.0, wave + 1 / waves) * self._all - whole + own
 
     @cached_property
     def _all(self) -> float:
@@ -200,6 +244,11 @@ class _Kernel:
 
     def _touched(self, blocks: int) -> dict[str, float]:
         """Bytes with replicas of each tensor that so many consecutive blocks touch."""
+        if blocks not in self._known:
+            self._known[blocks] = self._by_tensor(blocks)
+        return self._known[blocks]
+
+    def _by_tensor(self, blocks: int) -> dict[str, float]:
         out: dict[str, float] = {}
         for flow in self.flows:
             distinct = distinct_tiles(self.kernel.grid, self._named(flow), min(blocks, self.kernel.blocks))
