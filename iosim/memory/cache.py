@@ -71,15 +71,20 @@ class DeviceTraffic:
         return sum(f.dram_read_bytes for f in own), sum(f.dram_write_bytes for f in own)
 
 
-def behind_caches(program: Program, ledger: Ledger, hardware: Hardware, resident: Mapping[str, int]) -> DeviceTraffic:
+def behind_caches(
+    program: Program,
+    ledger: Ledger,
+    hardware: Hardware,
+    resident: Mapping[str, int],
+    descending: Collection[str] = (),
+) -> DeviceTraffic:
     """`dram_flows` behind the last cache of a machine: what caches before it hold changes little of what it misses.
 
     Without a known capacity there is no cache; without a known number of partitions there is one.
     """
     last = hardware.caches[0] if hardware.caches else None
-    if last is None:
-        return dram_flows(program, ledger, None, resident)
-    return dram_flows(program, ledger, last.capacity_bytes, resident, partitions=last.partitions or 1)
+    capacity, partitions = (last.capacity_bytes, last.partitions or 1) if last is not None else (None, 1)
+    return dram_flows(program, ledger, capacity, resident, partitions=partitions, descending=descending)
 
 
 def dram_flows(
@@ -94,10 +99,10 @@ def dram_flows(
 ) -> DeviceTraffic:
     """What each flow of `ledger` moves to and from DRAM behind a cache of `cache_bytes` (None: there is none).
 
-    `resident` gives, by kernel, how many blocks the machine runs at one time; they start in launch order, the
-    last grid axis fastest.  `cache_bytes` is all `partitions` together.  The loops named in `descending`
-    run from their last iteration to the first, as FlashAttention-2 walks the keys.  `method` asks for one where the
-    budget of work would take the other.
+    `resident` gives, by kernel, how many blocks the machine runs at one time; they start in launch order, the last grid
+    axis fastest.  `cache_bytes` is all `partitions` together.  The loops named in `descending` run from their last
+    iteration to the first, as FlashAttention-2 walks the keys; with a causal mask that decides how much is read again.
+    `method` asks for one where the budget of work would take the other.
     """
     moved: Sequence[tuple[int, int]] | None
     if cache_bytes is None:

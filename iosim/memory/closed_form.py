@@ -11,6 +11,10 @@ through, was used x = (1 - u) * its bytes + those of kernels in between + v * th
 
 With several partitions, bytes are counted with their replicas: what m blocks of a wave read is asked for by
 h = min(m, partitions) of them, and is kept h + 1 - h / partitions times, as its home may be one that did not ask.
+
+How near it is to the simulation: within 7 % for the DRAM reads of the kernels that were measured on an H200 (0.3 % in
+the mean), within 12 % in the cases of the tests.  Behind caches that hold little more than the tiles of one wave it can
+be off by half and more, most of all for flash1 and for sliding windows.
 """
 
 from __future__ import annotations
@@ -153,9 +157,10 @@ class _Kernel:
 
     @cached_property
     def _staggered(self) -> dict[Flow, float]:
-        """Flows along loops that begin with another iteration in each block, with the iterations between blocks.
+        """Flows along loops that are not the same in each block, with the iterations that lie between two blocks.
 
-        Blocks that share tiles then come to each of them one after another, and not in the same step.
+        Blocks that share tiles then come to them one after another: they begin elsewhere, or at another time, as the
+        blocks before them end one after another.
         """
         out: dict[Flow, float] = {}
         for flow in self.flows:
@@ -163,11 +168,11 @@ class _Kernel:
             first = {axis: 0 for axis, _ in self.kernel.grid}
             last = first | {axis: n - 1 for axis, n in shared.items()}
             for loop in self._loops[id(flow.node)]:
-                begin = loop.hi if loop.index in self.descending else loop.lo
-                if loop.index in flow.node.view.indices and indices(begin) <= first.keys():
-                    apart = abs(at(begin, last) - at(begin, first)) / max(1, prod(shared.values()) - 1)
-                    if apart > 0:
-                        out[flow] = apart
+                if loop.index in flow.node.view.indices and indices(loop.lo) | indices(loop.hi) <= first.keys():
+                    lo, hi = (abs(at(bound, last) - at(bound, first)) for bound in (loop.lo, loop.hi))
+                    if lo or hi:
+                        apart = hi if loop.index in self.descending else lo
+                        out[flow] = apart / (prod(shared.values()) - 1)
         return out
 
     @cached_property

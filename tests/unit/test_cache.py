@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from iosim.dataflows import load_dataflow
 from iosim.dataflows.flash2 import flash2
 from iosim.dataflows.standard import standard
 from iosim.hardware import load_hardware
@@ -24,7 +26,8 @@ from iosim.schedule import Schedule
 
 TILES = Schedule(block_q=128, block_k=128)
 MATRIX = 4096 * 128 * 2  # Q, K, V or O of one head at n = 4096, d = 128 in fp16
-METHODS = pytest.mark.parametrize("method", ["simulated", "closed form"])
+METHOD_NAMES: tuple[Method, ...] = ("simulated", "closed form")
+METHODS = pytest.mark.parametrize("method", METHOD_NAMES)
 
 
 def flash2_behind(cache: int | None, resident: int, method: Method | None = None, **problem: int) -> DeviceTraffic:
@@ -280,3 +283,40 @@ def test_distinct_tiles_is_what_a_list_of_the_blocks_shows(axes: list[tuple[int,
         seen.add(tuple(place))
     named_axes = frozenset(f"a{n}" for n, (_, named) in enumerate(axes) if named)
     assert distinct_tiles(grid, named_axes, wave) == len(seen)
+
+
+# ---------------------------------------------------------------- the closed form beside the simulation
+
+SQUARE = Attention(n_q=2048, d=64, heads=4)
+BESIDE = {
+    "flash2": (SQUARE, 3),
+    "flash2 with query groups": (replace(SQUARE, heads=8, kv_heads=2), 3),
+    "flash2 causal": (replace(SQUARE, causal=True), 2),
+    "flash2 causal, down": (replace(SQUARE, heads=16, kv_heads=16, causal=True), 2),
+    "standard": (SQUARE, 32),
+    "standard with a row in tiles": (SQUARE, 16),
+    "standard-backward": (replace(SQUARE, heads=2, kv_heads=2), 32),
+    "flash-backward": (SQUARE, 4),
+    "flash-backward causal": (replace(SQUARE, causal=True), 8),
+    "split-kv": (replace(SQUARE, heads=2, kv_heads=2), 2),
+    "softmax-safe": (SQUARE, 4),
+}
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+@pytest.mark.parametrize("case", BESIDE)
+def test_the_closed_form_is_near_the_simulation(case: str, partitions: int) -> None:
+    problem, mib = BESIDE[case]
+    columns = 512 if "tiles" in case or "softmax" in case else 2048
+    s = Schedule(block_q=64, block_k=64, splits=4, softmax_rows=4, softmax_cols=columns)
+    program = load_dataflow(case.split()[0])(problem, s)
+    resident, down = dict.fromkeys((k.name for k in program.kernels), 40), ("j",) if "down" in case else ()
+    slow, fast = (
+        dram_flows(
+            program, ledger(program), mib * 2**20, resident, partitions=partitions, descending=down, method=method
+        )
+        for method in METHOD_NAMES
+    )
+    assert slow.method != fast.method
+    assert fast.dram_read_bytes == pytest.approx(slow.dram_read_bytes, rel=0.13)
+    assert fast.dram_write_bytes == pytest.approx(slow.dram_write_bytes, rel=0.05)
