@@ -85,7 +85,8 @@ class Schedule:
     What a compiler or an author has settled beyond that: `units` names the matrix and copy instructions, where the
     machine has several; `registers` is what a thread has, of which `spills` more words live in device memory;
     `shares` names, for a tile, another whose buffer it takes, as the two are never alive together; in a `persistent`
-    kernel a processor keeps its blocks and takes the next tile of the grid without a new start.  `cycles` is what the
+    kernel a processor keeps its blocks and takes the next tile of the grid without a new start; loops in `descending`
+    are walked from their last iteration to the first.  `cycles` is what the
     code adds to its operations, for a warp group: by the name of a phase after it ends, as "mask" to a phase that
     applies a mask, as "enter" and "leave" to a block.  `instructions` are issue slots of a lane that its code takes
     beyond its operations (addresses, moves, the care for small numbers): "score" for each exp of a tile, "product" for
@@ -113,6 +114,7 @@ class Schedule:
     spills: int = 0
     shares: Mapping[str, str] = field(default_factory=dict, hash=False)
     persistent: bool = False
+    descending: tuple[str, ...] = ()
     cycles: Mapping[str, int] = field(default_factory=dict, hash=False)
     instructions: Mapping[str, float] = field(default_factory=dict, hash=False)
 

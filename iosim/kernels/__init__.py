@@ -106,14 +106,11 @@ class Kernel:
         own = {**self.file.settings, **(tiles[0].model_extra or {}), "splits": splits, **given}
         stages = own.get("stages", (1,))
         own["stages"] = (stages,) if isinstance(stages, int) else tuple(stages)
-        for name in ("units",):
+        for name in ("units", "descending"):
             own[name] = tuple(own.get(name, ()))
-        orders = {o.loop: _order(o, own) for o in self.file.order if o.stages in (None, own["stages"][0])}
-        if orders and "orders" not in given:
-            own["orders"] = {**{loop: order for loop, order in orders.items()}}
-            for o in reversed(self.file.order):  # one for these stages beats one for all
-                if o.stages == own["stages"][0]:
-                    own["orders"][o.loop] = _order(o, own)
+        fitting = [o for o in self.file.order if o.stages in (None, own["stages"][0])]
+        if fitting and "orders" not in given:  # one for these stages beats one for all
+            own["orders"] = {o.loop: _order(o, own) for o in sorted(fitting, key=lambda o: o.stages or 0)}
         return own
 
     def splits(self, a: Attention, processors: int | None) -> int:

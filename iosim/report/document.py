@@ -125,7 +125,7 @@ def schedule_fields(r: Run) -> dict[str, Any]:
     return {name: whole[name] for name in names} | {name: whole[name] for name in ("place", "orders") if whole[name]}
 
 
-def _traffic(r: Run) -> dict[str, int]:
+def _traffic(r: Run) -> dict[str, int | str]:
     return {
         "hbm_read_bytes": r.ledger.hbm_read_bytes,
         "hbm_write_bytes": r.ledger.hbm_write_bytes,
@@ -133,6 +133,7 @@ def _traffic(r: Run) -> dict[str, int]:
         "paper_hbm_bytes": r.ledger.paper_hbm_bytes,
         "dram_read_bytes": r.device.dram_read_bytes,
         "dram_write_bytes": r.device.dram_write_bytes,
+        "dram_method": r.device.method,
         "l2_read_bytes": r.device.l2_read_bytes,
         "l2_write_bytes": r.device.l2_write_bytes,
         "l2_add_bytes": r.device.l2_add_bytes,

@@ -14,7 +14,7 @@ from iosim.dtypes import dtype
 from iosim.errors import InputError, nearest
 from iosim.hardware import DEFAULT, Hardware, load_hardware
 from iosim.interpreters.ledger import Ledger, ledger
-from iosim.memory.cache import DeviceTraffic, dram_flows
+from iosim.memory.cache import DeviceTraffic, behind_caches
 from iosim.memory.onchip import Footprint, footprints
 from iosim.problem import FP8, Attention
 from iosim.program import Program
@@ -372,8 +372,7 @@ def _one(plan: _Plan, fidelity: str, check: Check | None) -> Run:
     counted = ledger(program)
     prints = footprints(program, schedule, machine)
     resident = {name: f.resident * (machine.processors or 1) for name, f in prints.items()}
-    cache = machine.l2.capacity_bytes if machine.l2 is not None else None
-    device = dram_flows(program, counted, cache, resident)
+    device = behind_caches(program, counted, machine, resident, descending=schedule.descending)
     timed, no_time = _time(machine, schedule, program, device, fidelity)
     return Run(
         plan.flow, plan.problem, machine, schedule, plan.why, program, counted, device, prints, timed, no_time, check
