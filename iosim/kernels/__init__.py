@@ -12,7 +12,7 @@ hardware or measured; each file says where.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,7 +25,7 @@ from iosim.errors import InputError, nearest
 from iosim.schedule import Order, Role, Schedule, Step
 
 if TYPE_CHECKING:
-    from iosim.dataflows import Rule
+    from iosim.dataflows import Also, Rule
     from iosim.hardware import Hardware
     from iosim.problem import Attention
     from iosim.program import Program
@@ -133,7 +133,11 @@ class Kernel:
             why = f"as {self.title}" + ("; some fields are given" if given else "")
             if flow.plan is None or own["splits"] > 1:
                 return Schedule(**own), why
-            return flow.plan(a, machine, own, rule)[0], why
+
+            def settled(also: Also | None = None, *, rows: Sequence[int] = (), **more: Any) -> tuple[Schedule, str]:
+                return rule(also, rows=rows, **{**more, **own})
+
+            return flow.plan(a, machine, own, settled)[0], why
 
         uses = flow.uses if parts is None else tuple(dict.fromkeys((*flow.uses, *parts.uses)))
         return replace(flow, name=self.name, help=self.title, uses=uses, write=write, plan=plan)

@@ -81,7 +81,18 @@ def _triton_sram(row: Row, machine: Hardware) -> Prediction | NotModelled:
     return {"smem_bytes": used, "launches": float(used <= machine.sram.block_capacity_bytes)}
 
 
+def _time(row: Row, machine: Hardware) -> Prediction | NotModelled:
+    """Seconds, from the kernel that a row stands for."""
+    from iosim.study.validate.times import NoModelError, predicted_time  # slow to import
+
+    try:
+        return {"time": predicted_time(row, machine)}
+    except NoModelError as why:
+        return NotModelled(str(why))
+
+
 MODELS: tuple[Model, ...] = (
     Model(("peak_extra_bytes", "peak_bytes"), _peak_memory),
     Model(("smem_bytes", "launches"), _triton_sram),
+    Model(("time",), _time),
 )
