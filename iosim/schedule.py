@@ -89,8 +89,9 @@ class Schedule:
     are walked from their last iteration to the first.  `cycles` is what the
     code adds to its operations, for a warp group: by the name of a phase after it ends, as "mask" to a phase that
     applies a mask, as "enter" and "leave" to a block.  `instructions` are issue slots of a lane that its code takes
-    beyond its operations (addresses, moves, the care for small numbers): "score" for each exp of a tile, "product" for
-    each matrix instruction.
+    beyond its operations (addresses, moves, the care for small numbers): "score" for each exp of a tile, of which as
+    many as "chain" says are in the chain of dependent ones; "round" for each turn of the loop with that tile; "product"
+    for each matrix instruction.
     """
 
     block_q: int

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-PIECES = 4  # where warp groups contend, a phase books its units in this many pieces, so that they interleave
+IN_STEP = 16  # blocks that load one tile, from which on the L2 merges what they ask for
+PIECES = 6  # where warp groups contend, a phase books its units in this many pieces, so that they interleave
 
 Lengths: TypeAlias = tuple[tuple[str, int], ...]  # (unit, ps)
 
@@ -280,7 +281,9 @@ class Model:
         chain = sum(length for unit, length in one.items() if unit not in ("sram", "matrix"))
         if "matrix" in one:
             chain += round(one["matrix"] / self.hardware.matrix.lone_share)
-        issued = amounts["vector"] + amounts["alu"] + amounts["exp"] + self._overhead(computes)
+        more, dependent = self._overhead(computes)
+        chain += duration(-(-dependent // self.workers), self.hardware.issue_rate or 1)
+        issued = amounts["vector"] + amounts["alu"] + amounts["exp"] + more
         slots = duration(-(-issued // self.workers), self.hardware.issue_rate or 1)
         slots += round(one.get("matrix", 0) * self.hardware.matrix.issue_share)
         if slots:
@@ -288,13 +291,19 @@ class Model:
         lengths = tuple((unit, -(-length // self.pieces)) for unit, length in one.items())
         return Cost(lengths, -(-chain // self.pieces), lag)
 
-    def _overhead(self, nodes: Sequence[Compute]) -> int:
-        """Issue slots of lanes that the code of these nodes takes beyond its operations; see Schedule."""
+    def _overhead(self, nodes: Sequence[Compute]) -> tuple[int, int]:
+        """Issue slots of lanes that the code of these nodes takes beyond its operations, and how many in the chain.
+
+        See `instructions` of Schedule.
+        """
         each, matrix = self.schedule.instructions, self.hardware.matrix
         scores = sum(n.work["exp"] * self.surplus for n in nodes if n.op == "exp" and n.out.shape[1] > 1)
         size = 2 * (matrix.instruction_m_max or 1) * (matrix.instruction_n_max or 1) * (matrix.instruction_k or 1)
         products = sum(self._padded_flops(n) for n in nodes if n.op == "matmul" and on_matrix_unit(n)) / size
-        return ceil(scores * each.get("score", 0) + products * each.get("product", 0) * self.hardware.warp_size)
+        rounds = self.workers * self.hardware.group_threads if scores else 0
+        slots = scores * each.get("score", 0) + rounds * each.get("round", 0)
+        slots += products * each.get("product", 0) * self.hardware.warp_size
+        return ceil(slots), ceil(scores * each.get("chain", 0))
 
     def _rates(self, nodes: Sequence[Compute]) -> dict[str, int | None]:
         """Operations a second of one processor's units, for the products among these nodes."""
@@ -401,8 +410,18 @@ class Model:
         """Bytes a second between processors and L2, by direction."""
         l2 = self.hardware.l2
         if l2 is None:
-            return dict.fromkeys(("read", "write", "add"))
-        return {"read": l2.bandwidth, "write": l2.write_bandwidth, "add": l2.add_bandwidth}
+            return dict.fromkeys(("read", "shared", "write", "add"))
+        return {
+            "read": l2.bandwidth, "shared": l2.shared_bandwidth, "write": l2.write_bandwidth, "add": l2.add_bandwidth,
+        }  # fmt: skip
+
+    def _is_shared(self, node: Load | Store) -> bool:
+        """Whether many blocks load the same tile, which those that run together ask for nearly in step."""
+        if not isinstance(node, Load):
+            return False
+        running = self.footprint.resident * (self.hardware.processors or 1)
+        alike = prod(n for axis, n in self.kernel.grid if axis not in node.view.indices)
+        return min(running, alike) >= IN_STEP
 
     def transfer(self, node: Load | Store, env: Mapping[str, int]) -> Transfer:
         """What a load or store moves in one iteration of one block."""
@@ -416,7 +435,7 @@ class Model:
         if dram and count:
             lengths["dram"] = -(-count * dram * 10**12 // (hbm * self.dram_bandwidth))
         direction = "read" if isinstance(node, Load) else "add" if node.add else "write"
-        if count and (rate := self._l2_rates[direction]):
+        if count and (rate := self._l2_rates["shared" if self._is_shared(node) else direction]):
             lengths["l2"] = duration(count, rate)
         if isinstance(node, Load) and count:
             lengths["copy"] = duration(count, self.hardware.copy.bandwidth or 1)
