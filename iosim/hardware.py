@@ -250,6 +250,7 @@ class _Sram(_Table):
     reserved_per_block_bytes: _ZeroOrCount
     bandwidth_bytes_per_clock: _Amount
     latency_cycles: _ZeroOrAmount
+    unified_kib: _AmountKnown | None = None  # with the L1 cache that it is carved out of
 
 
 class _TensorMemory(_Table):
@@ -302,6 +303,7 @@ class _Matrix(_Table):
     instruction_n_max: _Count
     tflops: _Rates  # whole chip, dense
     drain_cycles: _ZeroOrAmountKnown | None = None  # from the last of a chain of products to its result
+    switch_cycles: _ZeroOrAmountKnown | None = None  # more, for each further accumulator of one warp group
     issue_share: _ZeroOrAmountKnown | None = None  # of all issue slots, taken in each busy cycle
     lone_share: _Fraction | None = None  # of the rate, that one warp group alone reaches
     power_factor: _Share | None = None  # power of a FLOP against that of [matrix]
@@ -320,6 +322,7 @@ class _Vector(_Table):
 class _Launch(_Table):
     kernel_us: _ZeroOrAmountKnown
     block_cycles: _ZeroOrAmountKnown | None = None  # from the end of a block to the first instruction of the next
+    blocks_per_us: _AmountKnown | None = None  # that a grid starts on the whole chip; all at once where not given
 
 
 class _Energy(_Table):
@@ -414,13 +417,14 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class Sram:
-    """The scratchpad of one processor: bytes, bytes a second."""
+    """The scratchpad of one processor: bytes, bytes a second; `unified_bytes` with the L1 that it is carved out of."""
 
     capacity_bytes: int
     block_capacity_bytes: int
     reserved_per_block_bytes: int
     bandwidth: int | None
     latency_ps: int | None
+    unified_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,6 +467,7 @@ class MatrixUnit:
     instruction_m_max: int | None
     instruction_n_max: int | None
     drain_ps: int
+    switch_ps: int
     issue_share: float
     lone_share: float
     power_factor: float
@@ -537,6 +542,7 @@ class Hardware:
     arrival_ps: int = field(repr=False)
     launch_ps: int = field(repr=False)
     block_ps: int = field(repr=False)
+    start_ps: int = field(repr=False)  # from the start of one block to that of the next, anywhere on the chip
     power: Power | None = field(repr=False)
     boost_hz: int | None = field(repr=False)
     matrix_hz: int | None = field(repr=False)
@@ -900,6 +906,7 @@ def _convert(profile: _Profile, content: str) -> Hardware:
         turn_ps=_optional_ps(processor.turn_cycles, clock),
         arrival_ps=_optional_ps(processor.arrival_cycles, clock),
         block_ps=_optional_ps(profile.launch.block_cycles, clock),
+        start_ps=_start_ps(profile.launch),
         power=_power(profile.power) if profile.power else None,
         boost_hz=_scaled(processor.boost_clock_mhz, _MEGA),
         matrix_hz=_scaled(processor.matrix_clock_mhz, _MEGA),
@@ -946,6 +953,7 @@ def _sram(sram: _Sram, clock: Quantity) -> Sram:
         reserved_per_block_bytes=_known(sram.reserved_per_block_bytes),
         bandwidth=_per_second(sram.bandwidth_bytes_per_clock, clock),
         latency_ps=_picoseconds(sram.latency_cycles, clock),
+        unified_bytes=_optional(sram.unified_kib, _known(sram.capacity_kib, _KIB), _KIB),
     )
 
 
@@ -977,11 +985,17 @@ def _matrix_unit(matrix: _Matrix, processor: _Processor) -> MatrixUnit:
         instruction_m_max=_scaled(matrix.instruction_m_max),
         instruction_n_max=_scaled(matrix.instruction_n_max),
         drain_ps=_optional_ps(matrix.drain_cycles, processor.clock_mhz),
+        switch_ps=_optional_ps(matrix.switch_cycles, processor.clock_mhz),
         issue_share=float(_optional_number(matrix.issue_share, 0.0)),
         lone_share=float(_optional_number(matrix.lone_share, 1.0)),
         power_factor=float(_optional_number(matrix.power_factor, 1.0)),
         rates={name: rate // processors for name, rate in chip.items() if rate is not None and processors},
     )
+
+
+def _start_ps(launch: _Launch) -> int:
+    rate = _exact(launch.blocks_per_us)
+    return 0 if rate is None else round(_MEGA / rate)
 
 
 def _power(power: _Power) -> Power:
@@ -995,7 +1009,8 @@ def _unit_at(unit: Any, ratio: Fraction) -> Any:
             unit, bandwidth=_faster(unit.bandwidth, ratio), latency_ps=cast("int", _slower(unit.latency_ps, ratio))
         )
     rates = {name: floor(rate * ratio) for name, rate in unit.rates.items()}
-    return replace(unit, rates=rates, drain_ps=cast("int", _slower(unit.drain_ps, ratio)))
+    drain, switch = (cast("int", _slower(time, ratio)) for time in (unit.drain_ps, unit.switch_ps))
+    return replace(unit, rates=rates, drain_ps=drain, switch_ps=switch)
 
 
 # ---------------------------------------------------------------- numbers

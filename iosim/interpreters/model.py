@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 IN_STEP = 16  # blocks that load one tile, from which on the L2 merges what they ask for
+# Spilled registers, on 43 tiles measured on an H200: stores and loads of each in a turn of the loop; how much of an L1
+# and an L2 they can take; how much slower than SRAM (128 B a clock) the L1, L2 and DRAM serve them (91, 29, 11 B a clock).
+SPILL_TRIPS, L1_USABLE, L2_USABLE, SPILL_SLOWER = 1.46, 0.7, 0.95, (128 / 91, 128 / 29, 128 / 11)
 PIECES = 6  # where warp groups contend, a phase books its units in this many pieces, so that they interleave
 
 Lengths: TypeAlias = tuple[tuple[str, int], ...]  # (unit, ps)
@@ -274,6 +277,8 @@ class Model:
             for unit, amount in self._work(node).items():
                 amounts[unit] += amount
             lag += self._lag(node)
+            if node.op == "exp" and node.out.shape[1] > 1:
+                amounts["sram"] += self._spilled
         rates = self._rates(computes)
         one = {
             unit: duration(-(-amount // self.workers), rates[unit] or 1) for unit, amount in amounts.items() if amount
@@ -305,6 +310,22 @@ class Model:
         slots += products * each.get("product", 0) * self.hardware.warp_size
         return ceil(slots), ceil(scores * each.get("chain", 0))
 
+    @cached_property
+    def _spilled(self) -> int:
+        """Bytes that spilled registers move in one turn of the loop with the scores, in terms of SRAM bandwidth.
+
+        They live in the L1, or in the L2 or beyond when those of all resident blocks do not fit there: L1 caches that
+        are read in turn keep all or nothing.
+        """
+        bytes_ = self.schedule.spills * 4 * self.footprint.threads
+        held = self.footprint.resident * bytes_
+        sram = self.hardware.sram
+        first = L1_USABLE * (sram.unified_bytes - self.footprint.resident * self.footprint.sram_bytes)
+        chip = held * (self.hardware.processors or 1)
+        last = (self.hardware.l2.capacity_bytes or 0) if self.hardware.l2 is not None else 0
+        slower = SPILL_SLOWER[0 if held <= first else 1 if chip <= L2_USABLE * last else 2]
+        return round(bytes_ * SPILL_TRIPS * slower)
+
     def _rates(self, nodes: Sequence[Compute]) -> dict[str, int | None]:
         """Operations a second of one processor's units, for the products among these nodes."""
         hardware = self.hardware
@@ -326,7 +347,7 @@ class Model:
             matrix = self.hardware.matrix
             rows, _ = self._share(node)
             chains = 1 if matrix.issued_by == "warp" else -(-rows // (matrix.instruction_m_max or rows))
-            return matrix.drain_ps * chains
+            return matrix.drain_ps + matrix.switch_ps * (chains - 1)
         return self.hardware.reduce_ps if node.op == "rowmax" else 0
 
     def barrier(self, groups: int) -> int:

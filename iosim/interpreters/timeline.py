@@ -264,7 +264,8 @@ class _Chip:
                 own = _logs(model)
                 logs.append(own)
                 take = self.blocks_of(f"{model.kernel.name}/{processor.number}.{slot}", queue)
-                env.process(_slot(floor, processor, ((n, kinds[n]) for n in take), own))
+                start = model.hardware.start_ps * (slot * self.count + processor.number)
+                env.process(_slot(floor, processor, ((n, kinds[n]) for n in take), own, start))
         end = _finish(floor, self.script is not None)
         return self.books(end, processors, shared, logs, floor)
 
@@ -501,7 +502,8 @@ class _Fair:
                 if slot < resident:
                     own = _logs(self.model)
                     logs[processor.number].append(own)
-                    env.process(_slot(floor, processor, take(), own))
+                    start = self.model.hardware.start_ps * slot * self.count
+                    env.process(_slot(floor, processor, take(), own, start))
         return summary(kinds, rounds, _finish(floor), floor.ended, processors, logs)
 
     def books(
@@ -663,11 +665,12 @@ def _slot(
     processor: Processor,
     take: Iterable[tuple[int, Stays]],
     logs: Mapping[tuple[str, int], Log],
+    start: int,
 ) -> Process:
-    """A place for one block on a processor: runs the blocks it takes one after another."""
+    """A place for one block on a processor: from `start` on runs the blocks it takes, one after another."""
     for log in logs.values():
-        log.state = "tail"
-    yield floor.env.timeout(0)  # all slots exist before the first takes a block
+        log.state = "launch" if start else "tail"
+    yield floor.env.timeout(start)  # all slots exist before the first takes a block
     for n, (number, stays) in enumerate(take):
         if n and not floor.model.schedule.persistent and floor.model.hardware.block_ps:
             for log in logs.values():

@@ -2,7 +2,8 @@
 
 A file names a dataflow and fields of a schedule: [settings] for every problem, and the first [[tile]] that holds the
 problem's head dimension (and, where it says so, its mask).  An [[order]] is for a loop; one with `stages` only for
-schedules of so many.  In its steps [verb, phase, ahead] an `ahead` of "last" stands for the stages less one.  A [split]
+schedules of so many, a `tall` one for those whose warp groups have more than 64 rows each; of several that fit, the
+last one counts.  In its steps [verb, phase, ahead] an `ahead` of "last" stands for the stages less one.  A [split]
 says by which library's rule the keys are cut when a grid is small, and with which tiles.
 
 What a kernel's code takes beyond the operations of its program (`instructions`, `cycles`; see Schedule) was counted by
@@ -22,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from iosim.dataflows import Dataflow, load_dataflow
 from iosim.dataflows.split_rules import flash2_splits
 from iosim.errors import InputError, nearest
-from iosim.schedule import Order, Role, Schedule, Step
+from iosim.schedule import GROUP_ROWS, Order, Role, Schedule, Step
 
 if TYPE_CHECKING:
     from iosim.dataflows import Also, Rule
@@ -48,6 +49,7 @@ class _Role(_Table):
 class _Order(_Table):
     loop: str
     stages: int | None = None
+    tall: bool | None = None
     slots: Mapping[str, int | Literal["stages"]]
     roles: tuple[_Role, ...]
 
@@ -108,9 +110,10 @@ class Kernel:
         own["stages"] = (stages,) if isinstance(stages, int) else tuple(stages)
         for name in ("units", "descending"):
             own[name] = tuple(own.get(name, ()))
-        fitting = [o for o in self.file.order if o.stages in (None, own["stages"][0])]
-        if fitting and "orders" not in given:  # one for these stages beats one for all
-            own["orders"] = {o.loop: _order(o, own) for o in sorted(fitting, key=lambda o: o.stages or 0)}
+        tall = own["block_q"] > GROUP_ROWS * own.get("groups", 1)
+        fitting = [o for o in self.file.order if o.stages in (None, own["stages"][0]) and o.tall in (None, tall)]
+        if fitting and "orders" not in given:
+            own["orders"] = {o.loop: _order(o, own) for o in fitting}
         return own
 
     def splits(self, a: Attention, processors: int | None) -> int:

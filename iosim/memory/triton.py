@@ -14,3 +14,19 @@ def sram_bytes(a: Attention, block_q: int, block_k: int, stages: int) -> int:
     """
     keys = max(a.d, a.d_v) if stages == 1 else stages * (a.d + a.d_v)
     return dtype(a.dtype).bytes * (block_q * a.d + block_k * keys)
+
+
+SERIAL = 192  # registers of accumulators (S and O) from which on ptxas lets one wgmma at a time be under way
+SERIAL_CYCLES = 31  # that each then waits for the one before
+
+
+def serial_cycles(a: Attention, block_q: int, block_k: int, warps: int) -> dict[str, int]:
+    """Cycles by product that a warp group waits where the compiler serialises its wgmma instructions.
+
+    Where the scores and the output of a thread take `SERIAL` registers or more and belong to several accumulators, each
+    wgmma has a wait of its own (read in the SASS of such tiles on an H200; the 31 cycles are fitted to them).
+    """
+    each = -(-block_q // (64 * max(1, warps // 4)))  # accumulators of 64 rows in a group
+    if each < 2 or each * (block_k + a.d_v) // 2 < SERIAL:
+        return {}
+    return {"qk": each * -(-a.d // 16) * SERIAL_CYCLES, "pv": each * -(-block_k // 16) * SERIAL_CYCLES}

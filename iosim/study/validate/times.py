@@ -20,6 +20,7 @@ from iosim.interpreters.timeline import Timeline, timeline
 from iosim.kernels import kernel_names, load_kernel
 from iosim.memory.cache import DeviceTraffic, behind_caches
 from iosim.memory.onchip import footprints
+from iosim.memory.triton import serial_cycles
 from iosim.problem import Attention
 from iosim.study.choose import choose
 from iosim.study.validate.rows import Row
@@ -92,12 +93,14 @@ def _tile(row: Row) -> tuple[tuple[str, Any], ...]:
         given |= {"registers": t.registers, "spills": t.spills or 0}
     if t.stages == 1:
         given["shares"] = (("v", "k"),)
+    if row.problem is not None and (serial := serial_cycles(row.problem, t.block_q, t.block_k, t.warps)):
+        given["cycles"] = tuple({**load_kernel("triton").file.settings["cycles"], **serial}.items())
     return tuple(given.items())
 
 
 @lru_cache(maxsize=64)
 def _call(name: str, a: Attention, machine: Hardware, tile: tuple[tuple[str, Any], ...]) -> Modelled:
-    given = {key: dict(value) if key == "shares" else value for key, value in tile}
+    given = {key: dict(value) if key in ("shares", "cycles") else value for key, value in tile}
     flow = load_kernel(name).dataflow()
     schedule, _ = choose(flow, a, machine, given)
     program = flow(a, schedule)
