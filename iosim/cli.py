@@ -359,7 +359,7 @@ def precision(as_json: bool, as_csv: bool, output: str | None, **options: Any) -
 def calibrate(output: str, name: str | None) -> None:
     """Measure your NVIDIA GPU, and write its profile.
 
-    Micro-benchmarks of about a minute: clocks, matrix and vector rates, bandwidths, latencies, launches, power.  Every
+    Micro-benchmarks of about half a minute: clocks, matrix and vector rates, bandwidths, latencies, launches, power.  Every
     number of the profile says how it was measured, or where else it is from.  Needs pip install 'iosim[gpu]'.
 
     \b
@@ -500,14 +500,17 @@ def _write(data: str | bytes, path: str | None, option: str = "--output") -> Non
 
 
 def _writable(path: str) -> None:
-    """Refuse a file that can't be written, before minutes go into what would be in it."""
+    """Refuse a file that can't be written before minutes go into what would be in it."""
     directory = os.path.dirname(os.path.realpath(path))
-    if not path or not os.path.isdir(directory) or os.path.isdir(path):
-        raise OutputError(
-            f"--output: {path or 'the file name is empty'}: {'is' if os.path.isdir(path) else 'not in'} a directory"
-        )
-    if not os.access(directory, os.W_OK):
-        raise OutputError(f"--output: {path}: {directory} can't be written to")
+    problem = (
+        "the file name is empty" if not path
+        else "is a directory" if os.path.isdir(path)
+        else "its directory is not there" if not os.path.isdir(directory)
+        else "its directory can't be written to" if not os.access(directory, os.W_OK)
+        else ""
+    )  # fmt: skip
+    if problem:
+        raise OutputError(f"--output: {path}: {problem}")
 
 
 def _write_file(data: bytes, path: str) -> None:

@@ -117,14 +117,16 @@ class Gpu:
         """Zeroed 64-bit counters, for a kernel to write clocks into."""
         return self.torch.zeros(count, dtype=self.torch.int64, device="cuda")
 
-    def milliseconds(self, run: Callable[[], object], repeats: int = 7, *, flush: bool = False) -> list[float]:
-        """Times of `run` by CUDA events, after one that is not counted; `flush`: a fill of 256 MiB before each."""
+    def flush(self) -> None:
+        """Leave nothing in the L2 but a fill of 256 MiB."""
+        self._flush.zero_()
+
+    def milliseconds(self, run: Callable[[], object], repeats: int = 7) -> list[float]:
+        """Times of `run` by CUDA events, after one that is not counted."""
         event = self.torch.cuda.Event
         pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(repeats)]
         run()
         for start, stop in pairs:
-            if flush:
-                self._flush.zero_()
             start.record()
             run()
             stop.record()

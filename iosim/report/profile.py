@@ -38,7 +38,7 @@ def _is_table(value: Any) -> bool:
 
 
 def _key(key: str) -> str:
-    return key if key.isascii() and key.replace("_", "").replace("-", "").isalnum() else _text(key)
+    return key if key.isascii() and key.replace("_", "").replace("-", "").isalnum() else _quoted(key)
 
 
 def _value(value: Any) -> str:
@@ -52,8 +52,11 @@ def _value(value: Any) -> str:
 
 
 def _text(text: str) -> str:
-    """A basic string; one that ends its lines is written over several."""
-    plain = json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    """A string; one that ends its lines is written over several."""
     if not text.endswith("\n"):
-        return plain
-    return '"""\n' + plain[1:-1].replace("\\n", "\n") + '"""'
+        return _quoted(text)
+    return '"""\n' + "\n".join(_quoted(line)[1:-1] for line in text.split("\n")) + '"""'
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -15,22 +15,13 @@ from iosim.hardware import Hardware, hardware_of, profile_data
 from iosim.study.readings import Bench, Properties, Reading, Readings
 from iosim.study.validate import names
 
-# By compute capability, from the newest: the shipped profile whose processors have the same instructions.
+# Compute capabilities of shipped profiles, and from the newest on the profile whose matrix instructions a GPU has.
+CAPABILITY = {"a100-sxm-80gb": (8, 0), "h100-sxm": (9, 0), "h200-sxm": (9, 0), "b200": (10, 0)}
 NEAREST = (((12, 0), "a100-sxm-80gb"), ((10, 0), "b200"), ((9, 0), "h100-sxm"), ((0, 0), "a100-sxm-80gb"))
 DIGITS = 4  # that a measured number keeps
 
-# Readings that a profile has in other units, and the fields that they become.  All others are named as their field.
-CONVERTED: Mapping[str, str] = {
-    "hbm.latency_ns": "hbm.latency_cycles",
-    "processor.sustained_clock_mhz": "processor.clock_mhz",
-    "matrix.flop_per_clock": "matrix.tflops",
-    "mma.sync": "matrix or matrix_warp, whichever has this name",
-    "cp.async": "copy or copy_threads, whichever has this name",
-    "cp.async.bulk": "copy, where it is an engine",
-    "power.load_w": "power.limit_w",
-    "power.load_w_per_ghz3": "power.matrix_w_per_ghz3",
-    "matmul.tflops": "said beside the matrix rates",
-}
+# Readings that are said beside others, or become fields by another name in `_measured`.
+BESIDE = ("processor.sustained_clock_mhz", "matmul.tflops")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +44,7 @@ def calibrate(bench: Bench, name: str, today: date, note: Callable[[str], object
     base = nearest_profile(properties)
     hardware_of({**profile_data(base), "name": name}, "--name")
     found = bench.readings(note)
-    same = properties.capability == _capability(base)
+    same = properties.capability == CAPABILITY[base]
     data = _inherited(profile_data(base), base, same)
     data |= {
         "name": name,
@@ -75,14 +66,9 @@ def calibrate(bench: Bench, name: str, today: date, note: Callable[[str], object
 def nearest_profile(properties: Properties) -> str:
     """The shipped profile of this GPU, or of its compute capability, or of one with the same matrix instruction."""
     named = names.machine(properties.name)
-    if named and _capability(named) == properties.capability:
+    if CAPABILITY.get(named) == properties.capability:
         return named
     return next(profile for since, profile in NEAREST if properties.capability >= since)
-
-
-def _capability(profile: str) -> tuple[int, int] | None:
-    """The compute capability of a shipped profile of NVIDIA's."""
-    return {"a100-sxm-80gb": (8, 0), "h100-sxm": (9, 0), "h200-sxm": (9, 0), "b200": (10, 0)}.get(profile)
 
 
 def _notes(p: Properties, base: str, today: date, found: Readings) -> str:
@@ -157,7 +143,7 @@ def _measured(p: Properties, found: Readings, base: Mapping[str, Any]) -> Iterat
                 yield "power.limit_w", _entry(r, f"; the limit is {p.power_limit_w:g} W")
         elif r.name == "power.load_w_per_ghz3":
             yield from _matrix_power(base, r)
-        elif r.name not in CONVERTED:
+        elif r.name not in BESIDE:
             yield r.name, _entry(r)
 
 

@@ -43,7 +43,8 @@ class Properties:
 class Reading:
     """One measured number, its lowest and highest repeat, and how it was measured.
 
-    `name` is a dotted name of a profile, or one of `iosim.study.calibrate.CONVERTED`.
+    `name` is a dotted name of a profile; or of what `iosim.study.calibrate` converts: FLOP a clock, nanoseconds, watts
+    under load, and what belongs to an instruction by its name.
     """
 
     name: str

@@ -20,14 +20,19 @@ extern "C" __global__ void chain(u64* at, u64* out, int hops) {
 """
 
 
-def hops(gpu: Gpu, window: int, count: int, repeats: int = 5) -> list[tuple[float, float]]:
-    """(cycles, nanoseconds) of a load, by repeats; each goes on where the one before it stopped."""
+def hops(gpu: Gpu, window: int, count: int, *, flush: bool = False, repeats: int = 5) -> list[tuple[float, float]]:
+    """(cycles, nanoseconds) of a load, by repeats after one not counted; each starts elsewhere in the window.
+
+    With `flush` the L2 is emptied before each; without, a window that fits and is gone through whole stays there.
+    """
     links = _cycle(gpu, window // STEP)
     out = gpu.counters(2)
     kernel = gpu.kernel(SOURCE, "chain")
     words, found = STEP // 8, []
     for repeat in range(repeats + 1):
         start = links.view(-1, words)[(repeat * 7919) % (window // STEP)]
+        if flush:
+            gpu.flush()
         kernel(1, 1, start, out, count)
         found.append(tuple(float(v) / count for v in out.tolist()))
     return [(cycles, ns) for cycles, ns in found[1:]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from statistics import median
 from typing import Any
 
 from iosim.gpu.device import Gpu, Kernel
@@ -43,49 +44,45 @@ __device__ __forceinline__ void arrived(u32 barrier, u32 parity) {
 extern "C" __global__ void by_engine(const char* source, u64* cycles, int tiles, int window) {
   extern __shared__ __align__(128) char slots[];
   __shared__ u64 barriers[DEPTH];
-  bool first = threadIdx.x == 0;
-  if (first) {
+  if (threadIdx.x == 0) {  // one thread asks and waits: nothing else is in the way
     for (int s = 0; s < DEPTH; s++)
       asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(shared_address(barriers + s)) : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  }
-  int tile = blockIdx.x;
-  __syncthreads();
-  u64 start = clocks();
-  for (int i = 0; i < tiles + DEPTH; i++) {
-    u32 slot = i % DEPTH, barrier = shared_address(barriers + slot);
-    if (i >= DEPTH) {  // all see the tile, and are done with it, before one thread asks for the next
-      arrived(barrier, (i / DEPTH - 1) & 1);
-      __syncthreads();
-    }
-    if (first && i < tiles) {
+    int tile = blockIdx.x;
+    u64 start = clocks();
+    for (int i = 0; i < tiles + DEPTH; i++) {
+      u32 slot = i % DEPTH, barrier = shared_address(barriers + slot);
+      if (i >= DEPTH) arrived(barrier, (i / DEPTH - 1) & 1);
+      if (i >= tiles) continue;
       asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], 16384;" :: "r"(barrier) : "memory");
       asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], 16384, [%2];"
                    :: "r"(shared_address(slots) + slot * 16384), "l"(source + (u64)tile * 16384), "r"(barrier)
                    : "memory");
       if ((tile += gridDim.x) >= window) tile -= window;
     }
+    cycles[blockIdx.x] = clocks() - start;
   }
-  u64 stop = clocks();
-  if (first) cycles[blockIdx.x] = stop - start;
 }
 """
 
 
 def measure(gpu: Gpu) -> Iterator[Reading]:
     """Tiles of 16 KiB from the L2 into one processor; one at a time is the round trip, several show the port."""
-    l2 = min(cycles for cycles, _ in chase.hops(gpu, WINDOW * 8, 2048))
-    kinds = (("cp.async", THREADS_FROM, SOURCE, "by_threads"), ("cp.async.bulk", BULK_FROM, BULK, "by_engine"))
-    for instruction, since, source, function in kinds:
+    l2 = median(cycles for cycles, _ in chase.hops(gpu, WINDOW, WINDOW // chase.STEP))
+    kinds = (
+        ("cp.async", "128 threads ask and wait", THREADS_FROM, SOURCE, "by_threads"),
+        ("cp.async.bulk", "one thread asks and waits, and hands over to no other", BULK_FROM, BULK, "by_engine"),
+    )
+    for instruction, who, since, source, function in kinds:
         if gpu.capability < since:
             continue
         rates = {depth: _bytes_per_clock(gpu, source, function, depth) for depth in (1, 4, 8)}
         depth = max((4, 8), key=lambda d: max(rates[d]))
-        how = f"{instruction}, 16 KiB tiles from the L2 into one processor, {depth} in flight, clock64"
+        how = f"{instruction}: {who}; 16 KiB tiles from the L2 into one processor, {depth} in flight, clock64"
         yield reading(f"{instruction}.bandwidth_bytes_per_clock", rates[depth], how)
         port = TILE / max(rates[depth])
         beyond = [max(0.0, TILE / rate - port - l2) for rate in rates[1]]
-        how = f"{instruction}: round trip of one 16 KiB tile less its {port:.0f} cycles and the L2's {l2:.0f}"
+        how = f"{instruction}: {who}; round trip of a 16 KiB tile less its {port:.0f} cycles and the L2's {l2:.0f}"
         yield reading(f"{instruction}.latency_cycles", beyond, how)
 
 

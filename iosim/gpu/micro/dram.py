@@ -46,8 +46,8 @@ def measure(gpu: Gpu) -> Iterator[Reading]:
     times = _copies(gpu, data)
     shares = [min(1.0, 2 * size / t / 1e6 / peak) for t in times]
     yield reading("hbm.mixed_efficiency", shares, f"PyTorch's copy_, bytes read and written {of}")
-    nanoseconds = [ns for _, ns in chase.hops(gpu, WINDOW, HOPS)]
-    yield reading("hbm.latency_ns", nanoseconds, "a random chain of ld.global.cg over 1 GiB, globaltimer")
+    nanoseconds = [ns for _, ns in chase.hops(gpu, WINDOW, HOPS, flush=True)]
+    yield reading("hbm.latency_ns", nanoseconds, "a random chain of ld.global.cg over 1 GiB, L2 flushed, globaltimer")
 
 
 def _copies(gpu: Gpu, data: Any) -> list[float]:

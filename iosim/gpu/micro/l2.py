@@ -66,6 +66,6 @@ def measure(gpu: Gpu) -> Iterator[Reading]:
     for name, function in (("write_bandwidth", "writes"), ("add_bandwidth", "sums")):
         how = f"{function} of random 16 KiB tiles in a window of {window / 2**20:.0f} MiB"
         yield reading(f"l2.{name}_gb_per_s", gb_per_s(function, window), how)
-    cycles = [c for c, _ in chase.hops(gpu, window // 2, HOPS)]
-    how = f"a random chain of ld.global.cg over {window / 2**21:.1f} MiB, clock64"
+    cycles = [c for c, _ in chase.hops(gpu, HOPS * chase.STEP, HOPS)]
+    how = f"a random chain of ld.global.cg, {HOPS * chase.STEP >> 20} MiB again and again, clock64"
     yield reading("l2.latency_cycles", cycles, how)

@@ -104,7 +104,9 @@ def measure(gpu: Gpu) -> Iterator[Reading]:
     loads, chain = gpu.kernel(_source("fp16"), "with_loads"), gpu.kernel(_source("fp16"), "chain")
     counted = gpu.medians(lambda: loads(gpu.processors, 128, sink, cycles, time, TRIPS, shared=16384), cycles)
     shares = [min(1.0, 4 * 64 * TRIPS * FLOP / c / whole) for c in counted]
-    yield reading("mma.sync.lone_share", shares, "4 warps of 32 rows, B by ldmatrix, against 8 warps from registers")
+    yield reading(
+        "mma.sync.lone_share", shares, "4 warps of 32 rows, B by ldmatrix a step ahead, against 8 warps from registers"
+    )
     counted = gpu.medians(lambda: chain(gpu.processors, 32, sink, cycles, time, TRIPS), cycles)
     yield reading("mma.sync.drain_cycles", [c / TRIPS / 16 for c in counted], "a chain of mma.sync, clock64")
     mhz = []

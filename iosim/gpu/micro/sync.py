@@ -65,7 +65,7 @@ def measure(gpu: Gpu) -> Iterator[Reading]:
     yield reading("processor.barrier_cycles_per_warp", slopes, how)
     yield reading("processor.barrier_cycles", [f - 4 * s for f, s in zip(few, slopes, strict=True)], how)
     counted = gpu.medians(lambda: turns(gpu.processors, 256, cycles, TRIPS), cycles)
-    how = "half a round trip between two groups of 4 warps by bar.sync and bar.arrive, clock64"
+    how = "half a round trip between two groups of 4 warps by bar.sync and bar.arrive, nothing else, clock64"
     yield reading("processor.turn_cycles", [c / TRIPS / 2 for c in counted], how)
     sink = gpu.torch.empty(1, device="cuda")
     counted = gpu.medians(lambda: maxima(gpu.processors, 32, cycles, TRIPS, sink), cycles)
