@@ -359,7 +359,7 @@ def precision(as_json: bool, as_csv: bool, output: str | None, **options: Any) -
 def calibrate(output: str, name: str | None) -> None:
     """Measure your NVIDIA GPU, and write its profile.
 
-    Micro-benchmarks of about half a minute: clocks, matrix and vector rates, bandwidths, latencies, launches, power.  Every
+    Half a minute of micro-benchmarks: clocks, matrix and vector rates, bandwidths, latencies, launches, power.  Every
     number of the profile says how it was measured, or where else it is from.  Needs pip install 'iosim[gpu]'.
 
     \b

@@ -54,11 +54,13 @@ def calibrate(bench: Bench, name: str, today: date, note: Callable[[str], object
     }
     for field, entry in (*_queried(properties), *_measured(properties, found, data)):
         _put(data, field, entry)
-    data["sources"] = {
+    sources = {
         **data.get("sources", {}),
         "calibrate": f"micro-benchmarks of `iosim calibrate` on an {properties.name}, {today}, {properties.software}",
         "driver": f"what the driver of that {properties.name} says",
     }
+    used = " ".join(_sources(data))
+    data["sources"] = {key: words for key, words in sources.items() if key in used}
     hardware_of(data, f"profile {name}")
     return Calibration(data, base, found.failed)
 
@@ -211,6 +213,18 @@ def _entry(r: Reading, more: str = "") -> dict[str, Any]:
     value, low, high = (float(f"{v:.{DIGITS}g}") for v in (r.value, r.low, r.high))
     span = {"low": low, "high": high} if low < high else {}
     return {"value": value, **span, "source": f"calibrate: {r.source}{more}", "confidence": "measured"}
+
+
+def _sources(value: Any) -> Iterator[str]:
+    """The source of every number in a profile's data."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _sources(each)
+    elif isinstance(value, dict) and "confidence" in value:
+        yield value["source"]
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _sources(each)
 
 
 def _put(data: dict[str, Any], field: str, entry: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iosim.errors import InputError
-from iosim.gpu.device import load_torch
+from iosim.gpu.device import Gpu, load_torch
 from iosim.hardware import Hardware, load_hardware, profile_data, profile_names
 from iosim.report.profile import profile_toml
 from iosim.study.calibrate import CAPABILITY, Calibration, calibrate, nearest_profile
@@ -211,6 +211,21 @@ def test_one_line_where_something_is_missing(torch: Any, words: str) -> None:
     with pytest.raises(InputError) as caught:
         load_torch(importer(torch))
     assert str(caught.value) == words
+
+
+@pytest.mark.parametrize(
+    ("missing", "called"),
+    [("triton", "Triton"), ("cuda.bindings.driver", "cuda-bindings"), ("cuda.bindings.nvrtc", "cuda-bindings")],
+)
+def test_calibrate_needs_more_than_pytorch(missing: str, called: str) -> None:
+    def load(name: str) -> Any:
+        if name == missing:
+            raise ImportError(name)
+        return torch_with("13.0", True)
+
+    with pytest.raises(InputError) as caught:
+        Gpu(load)
+    assert str(caught.value) == f"{called} is not installed: pip install 'iosim[gpu]'"
 
 
 def test_pytorch_with_a_gpu_is_taken() -> None:
