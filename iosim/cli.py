@@ -353,6 +353,76 @@ def precision(as_json: bool, as_csv: bool, output: str | None, **options: Any) -
     _write(text, output)
 
 
+@cli.command()
+@click.option("--output", "-o", metavar="FILE.toml", required=True, help="Write the profile to this file.")
+@click.option("--name", help="Of the machine.  [default: the file's name]")
+def calibrate(output: str, name: str | None) -> None:
+    """Measure your NVIDIA GPU, and write its profile.
+
+    Half a minute of micro-benchmarks: clocks, matrix and vector rates, bandwidths, latencies, launches, power.  Every
+    number of the profile says how it was measured, or where else it is from.  Needs pip install 'iosim[gpu]'.
+
+    \b
+    Example: iosim calibrate -o my-gpu.toml
+             iosim run -n 4096 -d 128 --hw ./my-gpu.toml
+    """
+    from datetime import date
+    from pathlib import Path
+
+    if not output.endswith(".toml"):
+        raise InputError(f"--output: {output!r} does not end with .toml")
+    _writable(output)
+    from iosim.gpu.bench import GpuBench
+    from iosim.report.profile import profile_toml
+    from iosim.study.calibrate import calibrate as measure_gpu
+
+    with _progress() as note:
+        found = measure_gpu(GpuBench(), name or Path(output).stem.lower(), date.today(), note)
+    _write(profile_toml(found.data), output)
+    measured = sum(fact.confidence == "measured" for fact in found.hardware.fields())
+    click.echo(f"{output}: {measured} of {len(found.hardware.fields())} numbers measured", err=True)
+    for reason in found.failed:
+        click.echo(f"could not be measured: {reason}", err=True)
+
+
+@cli.command()
+@click.option("--output", "-o", metavar="FILE.csv", required=True, help="Write the times to this file.")
+@click.option(
+    "--sections", metavar="NAME,...", help="Calls of these sections of iosim's own measurements.  [default: all]"
+)
+@click.option(
+    "--shapes", metavar="FILE.csv", help="Calls of this file: columns n_q, d, and others of the file written."
+)
+def measure(output: str, sections: str | None, shapes: str | None) -> None:
+    """Time attention calls on your NVIDIA GPU, for iosim validate.
+
+    PyTorch's fused attention by backend (flash2, cudnn, efficient), and standard: scaling Q, a product, a softmax and a
+    product.  The numbers of each call are checked; a call that fails is left out, and said.  Needs PyTorch with CUDA.
+
+    \b
+    Example: iosim measure -o calls.csv --sections forward,backward
+             iosim validate calls.csv --hw ./my-gpu.toml
+    """
+    if sections is not None and shapes is not None:
+        raise InputError("--sections and --shapes: give one of them")
+    from pathlib import Path
+
+    from iosim.study import measure as study
+
+    wanted = [part.strip() for part in sections.split(",")] if sections is not None else []
+    calls = study.planned(wanted) if shapes is None else study.planned_from(Path(shapes))
+    _writable(output)
+    from iosim.gpu.calls import AttentionCalls
+
+    with _progress() as note:
+        found = study.measure(calls, AttentionCalls(), note)
+    if found.timed:
+        _write(study.as_csv(found), output)
+    click.echo(study.summary(found), err=True, nl=False)
+    if not found.timed:
+        _fail(f"iosim: no call could be measured; {output} is not written", CHECK_FAILED)
+
+
 @cli.group(cls=_Group)
 def hw() -> None:
     """List, show and check machine profiles.
@@ -427,6 +497,20 @@ def _write(data: str | bytes, path: str | None, option: str = "--output") -> Non
         _write_file(data.encode() if isinstance(data, str) else data, os.path.realpath(path))
     except OSError as error:
         raise OutputError(f"{option}: {path}: {error.strerror}") from error
+
+
+def _writable(path: str) -> None:
+    """Refuse a file that can't be written before minutes go into what would be in it."""
+    directory = os.path.dirname(os.path.realpath(path))
+    problem = (
+        "the file name is empty" if not path
+        else "is a directory" if os.path.isdir(path)
+        else "its directory is not there" if not os.path.isdir(directory)
+        else "its directory can't be written to" if not os.access(directory, os.W_OK)
+        else ""
+    )  # fmt: skip
+    if problem:
+        raise OutputError(f"--output: {path}: {problem}")
 
 
 def _write_file(data: bytes, path: str) -> None:

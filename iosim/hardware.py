@@ -689,18 +689,35 @@ def load_hardware(name_or_path: str | os.PathLike[str]) -> Hardware:
     A text that holds a path separator or ends in .toml is a path, and so is every `os.PathLike`.
     Raises InputError when there is no such profile, or the file cannot be read or is not a valid profile.
     """
-    if isinstance(name_or_path, str) and not _looks_like_path(name_or_path):
-        names = profile_names()
-        if name_or_path not in names:
-            hint = nearest(name_or_path, names)
-            raise InputError(
-                f"unknown machine {_show(name_or_path)}{hint}; shipped: {', '.join(names)}; "
-                "or give a path that ends in .toml"
-            )
-        path = _profile_directory() / f"{name_or_path}.toml"
-    else:
-        path = Path(name_or_path)
+    path = _path(name_or_path)
     return _build(_parse(_read(path), str(path)), str(path))
+
+
+def profile_data(name_or_path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What a profile's file holds, as TOML data; raises InputError as `load_hardware` does."""
+    path = _path(name_or_path)
+    data = _parse(_read(path), str(path))
+    _build(data, str(path))
+    return data
+
+
+def hardware_of(data: Mapping[str, Any], origin: str) -> Hardware:
+    """The machine of a profile's TOML data; raises InputError, which `origin` opens, when it is not valid."""
+    return _build(dict(data), origin)
+
+
+def _path(name_or_path: str | os.PathLike[str]) -> Path:
+    """The file of a shipped profile or of a user's."""
+    if not isinstance(name_or_path, str) or _looks_like_path(name_or_path):
+        return Path(name_or_path)
+    names = profile_names()
+    if name_or_path not in names:
+        hint = nearest(name_or_path, names)
+        raise InputError(
+            f"unknown machine {_show(name_or_path)}{hint}; shipped: {', '.join(names)}; "
+            "or give a path that ends in .toml"
+        )
+    return _profile_directory() / f"{name_or_path}.toml"
 
 
 def _profile_directory() -> Path:

@@ -78,8 +78,8 @@ EXTRA: Mapping[tuple[str, str], tuple[Held, ...]] = {
         Held("dO contiguous", "scratch", _O),
         Held("dQ sum", "scratch", ("batch", "heads", "padded n_q", "padded d"), "fp32"),
         Held("D", "scratch", ("batch", "heads", "padded n_q"), "fp32"),
-        Held("dK by query head", "scratch", ("batch", "heads", "n_k", "d"), "", "grouped"),  # not measured
-        Held("dV by query head", "scratch", ("batch", "heads", "n_k", "d_v"), "", "grouped"),  # not measured
+        Held("dK by query head", "scratch", ("batch", "heads", "n_k", "d"), "", "grouped"),
+        Held("dV by query head", "scratch", ("batch", "heads", "n_k", "d_v"), "", "grouped"),
         *_NEW,
         *_OLD,
     ),
@@ -96,6 +96,8 @@ EXTRA: Mapping[tuple[str, str], tuple[Held, ...]] = {
         Held("dQ sum", "scratch", _Q, "fp32"),
         Held("D", "scratch", _ROW, "fp32"),
         Held("workspace", "scratch", _SMALL),
+        Held("dK by query head", "scratch", ("batch", "heads", "n_k", "d"), "", "grouped"),
+        Held("dV by query head", "scratch", ("batch", "heads", "n_k", "d_v"), "", "grouped"),
         *_NEW,
         *_OLD,
     ),

@@ -19,7 +19,7 @@ from iosim.errors import InputError
 from iosim.hardware import DEFAULT, Hardware, load_hardware, profile_names
 
 PROFILES = Path(__file__).parents[2] / "hw_profiles"
-NAMES = ["a100-sxm-80gb", "b200", "h100-sxm", "h200-sxm", "mi300x", "mp22", "mp31", "mp31-liquid"]
+NAMES = ["a100-sxm-80gb", "b200", "h100-sxm", "h200-calibrated", "h200-sxm", "mi300x", "mp22", "mp31", "mp31-liquid"]
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 Edit = Callable[[str, str], Path]
