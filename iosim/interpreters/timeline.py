@@ -390,7 +390,9 @@ class _Fair:
         parts, makespan, occupied = [], 0, 0
         kinds = deal(rest, self.count)
         if full:
-            sample = self.sample(shape, ((active, resident),), min(full, 2))
+            sample = self.sample(shape, ((active, resident),), 1 if resident > 1 else min(full, 2))
+            if resident > 1:
+                sample = replace(sample, steady=sample.first + self.model.hardware.block_ps)
             kinds = deal_after(rest, active, sample.ends, request(self.model, shape))
             parts.append((sample, full * active * resident))
             makespan = sample.first + (full - 1) * sample.steady
@@ -410,7 +412,7 @@ class _Fair:
         """
         slots, blocks = active * resident, self.model.kernel.blocks
         shapes = [self.alike[profile(kind.shape)] for kind in self.model.classes]
-        rounds = 2 if blocks > slots else 1
+        rounds = 2 if blocks > slots and resident == 1 else 1
         full = [self.sample(shape, ((active, resident),), rounds) for shape in shapes]
         parts = [(s, kind.count) for s, kind in zip(full, self.model.classes, strict=True)]
         start = max(s.first - s.steady for s in full)

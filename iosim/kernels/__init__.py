@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from iosim.dataflows import Dataflow, load_dataflow
-from iosim.dataflows.split_rules import flash2_splits
+from iosim.dataflows.split_rules import cudnn_splits, flash2_splits
 from iosim.errors import InputError, nearest
 from iosim.schedule import GROUP_ROWS, Order, Role, Schedule, Step
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from iosim.program import Program
 
 LAST = "last"
-SPLIT_RULES = {"flash2": flash2_splits}
+SPLIT_RULES = {"flash2": flash2_splits, "cudnn": cudnn_splits}
 _FIELDS = tuple(f.name for f in fields(Schedule))
 
 
@@ -63,7 +63,7 @@ class _Tile(BaseModel):
 
 
 class _Split(_Table):
-    rule: Literal["flash2"]
+    rule: Literal["flash2", "cudnn"]
     dataflow: str
     tile: tuple[_Tile, ...]
 
