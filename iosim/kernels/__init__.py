@@ -157,14 +157,15 @@ def with_copies(program: Program, names: Sequence[str]) -> Program:
     """
     p = Builder(program.name)
     copies: dict[str, Tensor] = {}
-    for given in (t for t in program.tensors if t.name in names):
+    inputs = {t.name: t for t in program.tensors if t.role == "in"}
+    for given in (inputs[name] for name in names):
         p.tensor(given.name, given.shape, given.dtype, given.role)
         made = p.tensor(f"contiguous {given.name}", given.shape, given.dtype, "scratch")
         copies[given.name] = made
         *outer, n, d = given.shape
         block = max(1, COPIED // d)
         grid = {f"a{axis}": size for axis, size in enumerate(outer)}
-        with p.kernel(f"copy {given.name}", **grid, i=cdiv(n, block)) as (*at, i), p.phase("copy"):
+        with p.kernel(f"copy {given.name}", operands_once=False, **grid, i=cdiv(n, block)) as (*at, i), p.phase("copy"):
             p.store(made[(*at, rows(i, block))], p.load("x", given[(*at, rows(i, block))]))
     kernels = tuple(replace(k, body=tuple(_reading(copies, node) for node in k.body)) for k in program.kernels)
     return Program(program.name, (*program.tensors, *copies.values()), (*p.done().kernels, *kernels))

@@ -27,7 +27,8 @@ from iosim.schedule import Schedule
 from iosim.study.choose import choose
 from iosim.study.validate.rows import Kernel, Row
 
-# A row's kernel by its role, and the kernels of our program that it stands for: one of several by its place in the call.
+# A row's kernel by its role, and the kernels of our program that it stands for; of several, which a call begins with,
+# its place in the call tells.
 ROLES: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("forward", "attention"): ("attention",),
     ("forward", "split"): ("parts",),
@@ -89,10 +90,11 @@ def predicted_dram(row: Row, machine: Hardware) -> tuple[float, float]:
 def _kernel_of(row: Row, kernel: Kernel, program: Program) -> str:
     """The kernel of our program that a row's kernel is.  Raises NoModelError."""
     names = ROLES.get((row.direction, kernel.role), ())
-    found = [k.name for n, k in enumerate(program.kernels) if k.name in names and (len(names) == 1 or n == kernel.position)]
-    if not found:
+    found = [k.name for k in program.kernels if k.name in names]
+    nth = kernel.position if len(found) > 1 else 0
+    if nth >= len(found):
         raise NoModelError(f"no kernel for {kernel.name}")
-    return found[0]
+    return found[nth]
 
 
 def modelled(row: Row, machine: Hardware) -> Modelled:
