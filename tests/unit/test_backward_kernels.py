@@ -101,7 +101,7 @@ def test_strided_inputs_are_copied_once_and_the_gradients_stay_the_same() -> Non
     assert [k.name for k in copied.kernels[:2]] == ["copy O", "copy dO"]
     assert ledger(copied).hbm_read_bytes - ledger(plain).hbm_read_bytes == 2 * size
     assert ledger(copied).hbm_write_bytes - ledger(plain).hbm_write_bytes == 2 * size
-    assert all(check.passed for check in check_all(a, [plain, copied], seed=1))
+    assert {check.status for check in check_all(a, [plain, copied], seed=1)} == {"passed"}
     cudnn = [planned("cudnn-backward", a, strided=strided)[0] for strided in (False, True)]
     assert cudnn[0].kernels == cudnn[1].kernels  # it takes strided ones
 
