@@ -18,7 +18,7 @@ loop are skipped, which makes the prologue and the epilogue of a software pipeli
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 from iosim.errors import InputError, nearest
@@ -91,7 +91,13 @@ class Schedule:
     applies a mask, as "enter" and "leave" to a block.  `instructions` are issue slots of a lane that its code takes
     beyond its operations (addresses, moves, the care for small numbers): "score" for each exp of a tile, of which as
     many as "chain" says are in the chain of dependent ones; "round" for each turn of the loop with that tile; "product"
-    for each matrix instruction.
+    for each matrix instruction; by the name of a phase for each element of the last tile that it makes or stores.
+    `along_rows` says, by phase, how many of those that issue its matrix instructions (warps or warp groups, as the
+    unit wants) share the rows of a product, each such part of rows the columns among the others; by default all share
+    the rows.
+    `fragments` are the sets of operands that a warp keeps in registers: with two it loads the next ones from SRAM under
+    the products of these.
+    `kernels` has, by kernel, the fields in which it differs from the rest of its program.
     """
 
     block_q: int
@@ -118,6 +124,9 @@ class Schedule:
     descending: tuple[str, ...] = ()
     cycles: Mapping[str, int] = field(default_factory=dict, hash=False)
     instructions: Mapping[str, float] = field(default_factory=dict, hash=False)
+    along_rows: Mapping[str, int] = field(default_factory=dict, hash=False)
+    fragments: int = 2
+    kernels: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         for name in ("block_q", "block_k", "block_d", "softmax_rows"):
@@ -141,6 +150,10 @@ class Schedule:
         for tile, place in self.place.items():
             if place not in get_args(Place):
                 raise InputError(f"place of tile {tile}: {place!r} is not one of {', '.join(get_args(Place))}")
+
+    def of_kernel(self, name: str) -> Schedule:
+        """The schedule of one kernel."""
+        return replace(self, **self.kernels[name], kernels={}) if name in self.kernels else self
 
     def slots(self, loads: tuple[str, ...]) -> dict[str, int]:
         """Buffers for each loaded tile of one loop body."""

@@ -52,6 +52,7 @@ def flash_backward(a: Attention, s: Schedule) -> Program:
                 mask_edges(p, a, x, i, j, bq, bk, i, (lo, left, right, hi))
                 p.exp(x, x, p.scale("top", lse, by=1 / a.scale), scale=a.scale)
                 pr = p.cast("p", x, a.dtype)
+            with p.phase("ds"):
                 ds = p.cast("ds", p.mul(x, x, p.sub(dp, dp, di)), a.dtype)
             with p.phase("dv"):
                 p.matmul(dv, pr.T, do, add=True)

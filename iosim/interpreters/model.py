@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 IN_STEP = 16  # blocks that load one tile, from which on the L2 merges what they ask for
 # Spilled registers, on 43 tiles measured on an H200: stores and loads of each in a turn of the loop; how much of an L1
-# and an L2 they can take; how much slower than SRAM (128 B a clock) the L1, L2 and DRAM serve them (91, 29, 11 B a clock).
+# and an L2 they can take; how much slower than SRAM (128 B a clock) L1, L2 and DRAM serve them (91, 29, 11 B a clock).
 SPILL_TRIPS, L1_USABLE, L2_USABLE, SPILL_SLOWER = 1.46, 0.7, 0.95, (128 / 91, 128 / 29, 128 / 11)
 PIECES = 6  # where warp groups contend, a phase books its units in this many pieces, so that they interleave
 
@@ -269,7 +269,8 @@ class Model:
         of a lane takes an issue slot, and matrix instructions take a share of all.
         """
         computes = [node for node in nodes if isinstance(node, Compute)]
-        if not computes:
+        more = self._code(phase, nodes)
+        if not computes and not more:
             return Cost()
         amounts = dict.fromkeys(("matrix", "vector", "alu", "exp", "sram"), 0)
         lag = self.cycles(phase.name) + (self.cycles("mask") if any(n.op == "mask" for n in computes) else 0)
@@ -286,15 +287,20 @@ class Model:
         chain = sum(length for unit, length in one.items() if unit not in ("sram", "matrix"))
         if "matrix" in one:
             chain += round(one["matrix"] / self.hardware.matrix.lone_share)
-        more, dependent = self._overhead(computes)
+        extra, dependent = self._overhead(computes)
         chain += duration(-(-dependent // self.workers), self.hardware.issue_rate or 1)
-        issued = amounts["vector"] + amounts["alu"] + amounts["exp"] + more
+        issued = amounts["vector"] + amounts["alu"] + amounts["exp"] + extra + ceil(more)
         slots = duration(-(-issued // self.workers), self.hardware.issue_rate or 1)
         slots += round(one.get("matrix", 0) * self.hardware.matrix.issue_share)
         if slots:
             one["issue"] = slots
         lengths = tuple((unit, -(-length // self.pieces)) for unit, length in one.items())
         return Cost(lengths, -(-chain // self.pieces), lag)
+
+    def _code(self, phase: Phase, nodes: Sequence[Leaf]) -> float:
+        """Issue slots of lanes that the code of a phase takes by its name; see Schedule."""
+        made = [n.tile if isinstance(n, Store) else n.out for n in nodes if not isinstance(n, Load)]
+        return self.schedule.instructions.get(phase.name, 0) * prod(made[-1].shape) if made else 0
 
     def _overhead(self, nodes: Sequence[Compute]) -> tuple[int, int]:
         """Issue slots of lanes that the code of these nodes takes beyond its operations, and how many in the chain.
@@ -347,8 +353,19 @@ class Model:
             matrix = self.hardware.matrix
             rows, _ = self._share(node)
             chains = 1 if matrix.issued_by == "warp" else -(-rows // (matrix.instruction_m_max or rows))
-            return matrix.drain_ps + matrix.switch_ps * (chains - 1)
+            return matrix.drain_ps + matrix.switch_ps * (chains - 1) + self._unhidden(node)
         return self.hardware.reduce_ps if node.op == "rowmax" else 0
+
+    def _unhidden(self, node: Compute) -> int:
+        """Ps in which a warp that keeps one set of operands has none, over the steps of a product.
+
+        The next ones take a latency, and come only when the products that read these are through.
+        """
+        matrix = self.hardware.matrix
+        if self.schedule.fragments > 1 or not self._by_warp:
+            return 0
+        steps = -(-node.args[0].shape[1] // (matrix.instruction_k or 1))
+        return steps * ((self.hardware.sram.latency_ps or 0) + matrix.drain_ps)
 
     def barrier(self, groups: int) -> int:
         """Ps from the arrival of the last of so many warp groups to the first instruction behind a barrier."""
@@ -359,11 +376,17 @@ class Model:
         """What the schedule says that the code adds there, in ps."""
         return round(self.schedule.cycles.get(name, 0) * 10**12 / (self.hardware.clock_hz or 1))
 
+    @property
+    def _by_warp(self) -> bool:
+        """Whether each warp issues matrix instructions of its own."""
+        return self.hardware.matrix.issued_by == "warp"
+
     @cached_property
     def surplus(self) -> int:
         """Warp groups that hold the same rows, because a matrix instruction is higher than a group's share."""
         nodes = [n for part in self.parts for n in _nodes(part) if isinstance(n, Compute)]
-        heights = [n.out.shape[0] for n in nodes if n.op == "matmul" and on_matrix_unit(n)]
+        products = [n for n in nodes if n.op == "matmul" and on_matrix_unit(n)]
+        heights = [n.out.shape[0] for n in products if n.phase not in self.schedule.along_rows]
         least = (self.hardware.matrix.instruction_m or 1) if self.hardware.matrix.issued_by == "group" else 1
         return min(self.workers, max(1, -(-self.workers * least // min(heights)))) if heights else 1
 
@@ -387,6 +410,9 @@ class Model:
         the columns of one that is summed up over a loop.
         """
         rows, cols = node.out.shape
+        if tall := self.schedule.along_rows.get(node.phase):
+            tall = min(self.workers, -(-tall // (self.hardware.warps_per_group if self._by_warp else 1)))
+            return -(-rows // tall), -(-cols * tall // self.workers)
         rows = -(-rows * self.surplus // self.workers)
         return rows, -(-cols // self.surplus) if node.add else cols
 
@@ -405,10 +431,14 @@ class Model:
         """SRAM bytes that a matmul reads.
 
         An instruction of a group reads B once for its height of the group's rows, and A for its width.  Warps that
-        issue their own load their rows of A once and all of B.
+        issue their own load their rows of A and their columns of B.
         """
         matrix = self.hardware.matrix
         a, b = map(tile_of, node.args)
+        if tall := self.schedule.along_rows.get(node.phase):
+            issuers = self.workers * (self.hardware.warps_per_group if matrix.issued_by == "warp" else 1)
+            times = (a, -(-issuers // tall)), (b, min(tall, issuers))
+            return sum(tile.bytes * n for tile, n in times if self.places[tile.name] == "sram")
         rows, cols = self._share(node)
         height, width = matrix.instruction_m_max or rows, matrix.instruction_n_max or cols
         times_b, times_a = -(-rows // height), -(-cols // (-(-width // self.surplus)))
@@ -458,6 +488,9 @@ class Model:
         direction = "read" if isinstance(node, Load) else "add" if node.add else "write"
         if count and (rate := self._l2_rates["shared" if self._is_shared(node) else direction]):
             lengths["l2"] = duration(count, rate)
+        if isinstance(node, Store) and count:
+            passes = (self.places[node.tile.name] == "sram") or 2 * node.add
+            lengths["sram"] = duration(count * passes, self.hardware.sram.bandwidth or 1)
         if isinstance(node, Load) and count:
             lengths["copy"] = duration(count, self.hardware.copy.bandwidth or 1)
             if self.places[node.tile.name] == "sram":

@@ -130,7 +130,7 @@ def timeline(
         flows = tuple(f for f in traffic.flows if f.flow.kernel == kernel.name)
 
         def at(machine: Hardware, kernel: Kernel = kernel, flows: tuple[DramFlow, ...] = flows) -> _Run:
-            model = Model(kernel, schedule, machine, flows)
+            model = Model(kernel, schedule.of_kernel(kernel.name), machine, flows)
             if not model.footprint.resident:
                 raise CapacityError(model.footprint.complaint(machine))
             return _Chip(model, made, script).run() if fidelity == "chip" else _Fair(model).run()
@@ -170,13 +170,13 @@ def _watts_per_ghz3(run: _Run, hardware: Hardware, power: Power) -> float:
     units, time = run.time.units, run.time.makespan_ps - run.time.launch_ps
     matrix, issue = (units[name].busy_ps / (time * units[name].instances) for name in ("matrix", "issue"))
     main, own = (unit.rates.get("fp16", 1) for unit in (hardware.matrices[0], hardware.matrix))
-    reads = sum(bytes_ for (_, direction), bytes_ in run.moved.items() if direction == "read")
+    moved = sum(bytes_ * (1 + (direction == "add")) for (_, direction), bytes_ in run.moved.items())  # an add is two
     clocks = time * units["issue"].instances * (hardware.clock_hz or 1) / 10**12
     return (
         power.idle_w_per_ghz3
         + power.matrix_w_per_ghz3 * matrix * own / main * hardware.matrix.power_factor
         + power.vector_w_per_ghz3 * (issue - matrix * hardware.matrix.issue_share)
-        + power.l2_w_per_ghz3 * reads / clocks
+        + power.l2_w_per_ghz3 * moved / clocks
     )
 
 

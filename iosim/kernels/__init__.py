@@ -4,7 +4,9 @@ A file names a dataflow and fields of a schedule: [settings] for every problem, 
 problem's head dimension (and, where it says so, its mask).  An [[order]] is for a loop; one with `stages` only for
 schedules of so many, a `tall` one for those whose warp groups have more than 64 rows each; of several that fit, the
 last one counts.  In its steps [verb, phase, ahead] an `ahead` of "last" stands for the stages less one.  A [split]
-says by which library's rule the keys are cut when a grid is small, and with which tiles.
+says by which library's rule the keys are cut when a grid is small, and with which tiles. `contiguous` names the inputs
+that the library copies first where its caller has them strided.  `code_bytes` are what the first kernel of a call reads
+beside its tensors: code, constants, parameters.
 
 What a kernel's code takes beyond the operations of its program (`instructions`, `cycles`; see Schedule) was counted by
 hardware or measured; each file says where.
@@ -23,15 +25,17 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from iosim.dataflows import Dataflow, load_dataflow
 from iosim.dataflows.split_rules import cudnn_splits, flash2_splits
 from iosim.errors import InputError, nearest
+from iosim.index import cdiv
+from iosim.program import Builder, Load, Loop, Node, Program, Tensor, rows
 from iosim.schedule import GROUP_ROWS, Order, Role, Schedule, Step
 
 if TYPE_CHECKING:
     from iosim.dataflows import Also, Rule
     from iosim.hardware import Hardware
     from iosim.problem import Attention
-    from iosim.program import Program
 
 LAST = "last"
+COPIED = 512  # elements that a block of a copy kernel takes
 SPLIT_RULES = {"flash2": flash2_splits, "cudnn": cudnn_splits}
 _FIELDS = tuple(f.name for f in fields(Schedule))
 
@@ -78,6 +82,8 @@ class _File(_Table):
     tile: tuple[_Tile, ...]
     order: tuple[_Order, ...] = ()
     split: _Split | None = None
+    contiguous: tuple[str, ...] = ()
+    code_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -122,13 +128,14 @@ class Kernel:
             return 1
         return SPLIT_RULES[self.file.split.rule](a, processors)
 
-    def dataflow(self) -> Dataflow:
-        """A dataflow of its name, whose schedules are the authors'."""
+    def dataflow(self, *, strided: bool = False) -> Dataflow:
+        """A dataflow of its name, whose schedules are the authors'; with `strided` inputs, it copies them first."""
         flow = load_dataflow(self.file.dataflow)
         parts = None if self.file.split is None else load_dataflow(self.file.split.dataflow)
 
         def write(a: Attention, s: Schedule) -> Program:
-            return (flow if parts is None or s.splits == 1 else parts).write(a, s)
+            program = (flow if parts is None or s.splits == 1 else parts).write(a, s)
+            return with_copies(program, self.file.contiguous) if strided and self.file.contiguous else program
 
         def plan(a: Attention, hardware: Hardware, given: Mapping[str, Any], rule: Rule) -> tuple[Schedule, str]:
             own = self.fields_for(a, hardware.processors, given)
@@ -144,6 +151,36 @@ class Kernel:
 
         uses = flow.uses if parts is None else tuple(dict.fromkeys((*flow.uses, *parts.uses)))
         return replace(flow, name=self.name, help=self.title, uses=uses, write=write, plan=plan)
+
+
+def with_copies(program: Program, names: Sequence[str]) -> Program:
+    """The program with a kernel before it for each input named, which makes a contiguous copy that it reads instead.
+
+    Blocks are those of PyTorch's elementwise kernels: 128 threads, 4 elements each.
+    """
+    p = Builder(program.name)
+    copies: dict[str, Tensor] = {}
+    inputs = {t.name: t for t in program.tensors if t.role == "in"}
+    for given in (inputs[name] for name in names):
+        p.tensor(given.name, given.shape, given.dtype, given.role)
+        made = p.tensor(f"contiguous {given.name}", given.shape, given.dtype, "scratch")
+        copies[given.name] = made
+        *outer, n, d = given.shape
+        block = max(1, COPIED // d)
+        grid = {f"a{axis}": size for axis, size in enumerate(outer)}
+        with p.kernel(f"copy {given.name}", operands_once=False, **grid, i=cdiv(n, block)) as (*at, i), p.phase("copy"):
+            p.store(made[(*at, rows(i, block))], p.load("x", given[(*at, rows(i, block))]))
+    kernels = tuple(replace(k, body=tuple(_reading(copies, node) for node in k.body)) for k in program.kernels)
+    return Program(program.name, (*program.tensors, *copies.values()), (*p.done().kernels, *kernels))
+
+
+def _reading(copies: Mapping[str, Tensor], node: Node) -> Node:
+    """A node that loads the copies of tensors in place of these."""
+    if isinstance(node, Loop):
+        return replace(node, body=tuple(_reading(copies, inside) for inside in node.body))
+    if isinstance(node, Load) and node.view.tensor.name in copies:
+        return replace(node, view=replace(node.view, tensor=copies[node.view.tensor.name]))
+    return node
 
 
 def _order(order: _Order, own: Mapping[str, Any]) -> Order:

@@ -75,6 +75,7 @@ def placement(kernel: Kernel, schedule: Schedule, hardware: Hardware) -> dict[st
     unit cannot take from registers is staged where it can: operands in SRAM or tensor memory, accumulators in tensor
     memory.  Raises InputError where the schedule keeps an operand in registers that the unit cannot read there.
     """
+    schedule = schedule.of_kernel(kernel.name)
     hardware = hardware.with_units(schedule.units)
     places: dict[str, Place] = {}
     for node, _ in walk(kernel.body):
@@ -107,6 +108,7 @@ def _reads_registers(hardware: Hardware) -> bool:
 
 def footprint(kernel: Kernel, schedule: Schedule, hardware: Hardware) -> Footprint:
     """SRAM, registers, threads and resident blocks of one kernel."""
+    schedule = schedule.of_kernel(kernel.name)
     hardware = hardware.with_units(schedule.units)
     places = placement(kernel, schedule, hardware)
     parts = segments(kernel, schedule)

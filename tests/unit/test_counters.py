@@ -20,6 +20,7 @@ import pytest
 
 from iosim.dataflows import load_dataflow
 from iosim.interpreters.ledger import ledger
+from iosim.kernels import load_kernel
 from iosim.memory.cache import DeviceTraffic, Method, dram_flows
 from iosim.memory.counters import H200_DIRTY
 from iosim.problem import Attention
@@ -27,7 +28,7 @@ from iosim.program import Builder, Program, rows
 from iosim.schedule import Schedule
 
 L2_BYTES, PARTITIONS, PROCESSORS = 62_914_560, 2, 132
-CODE = {"flash2": 60_000, "standard": 18_000}  # bytes of code and parameters that the first kernel of a call reads
+CODE = {"flash2": load_kernel("flash2").file.code_bytes, "standard": 18_000}  # read by the first kernel of a call
 
 
 class Call(NamedTuple):

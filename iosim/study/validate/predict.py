@@ -91,8 +91,20 @@ def _time(row: Row, machine: Hardware) -> Prediction | NotModelled:
         return NotModelled(str(why))
 
 
+def _dram(row: Row, machine: Hardware) -> Prediction | NotModelled:
+    """DRAM bytes of a kernel."""
+    from iosim.study.validate.times import NoModelError, predicted_dram  # slow to import
+
+    try:
+        read, written = predicted_dram(row, machine)
+    except NoModelError as why:
+        return NotModelled(str(why))
+    return {"dram_read_bytes": read, "dram_write_bytes": written}
+
+
 MODELS: tuple[Model, ...] = (
     Model(("peak_extra_bytes", "peak_bytes"), _peak_memory),
     Model(("smem_bytes", "launches"), _triton_sram),
     Model(("time",), _time),
+    Model(("dram_read_bytes", "dram_write_bytes"), _dram),
 )

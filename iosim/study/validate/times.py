@@ -9,7 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from importlib.resources import files
 from typing import Any
 
@@ -19,29 +19,51 @@ from iosim.interpreters.ledger import ledger
 from iosim.interpreters.timeline import Timeline, timeline
 from iosim.kernels import kernel_names, load_kernel
 from iosim.memory.cache import DeviceTraffic, behind_caches
+from iosim.memory.counters import dirty_lines
 from iosim.memory.onchip import footprints
 from iosim.memory.triton import serial_cycles
 from iosim.problem import Attention
+from iosim.program import Program
+from iosim.schedule import Schedule
 from iosim.study.choose import choose
-from iosim.study.validate.rows import Row
+from iosim.study.validate.rows import Kernel, Row
 
-# A row's kernel by its role, and the kernels of our program that it stands for.
+# A row's kernel by its role, and the kernels of our program that it stands for; of several, which a call begins with,
+# its place in the call tells.
 ROLES: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("forward", "attention"): ("attention",),
     ("forward", "split"): ("parts",),
     ("forward", "combine"): ("combine",),
     ("backward", "attention"): ("gradients",),
+    ("backward", "copy"): ("copy O", "copy dO"),
     ("backward", "dot"): ("row sums",),
     ("backward", "convert dQ"): ("convert dQ",),
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Modelled:
-    """A call on a machine: its kernels in time, and what they move."""
+    """A call on a machine: its kernels in time, and what they move.  `code_bytes` are read by the first of them."""
 
-    timeline: Timeline
+    program: Program
+    schedule: Schedule
+    machine: Hardware
     traffic: DeviceTraffic
+    code_bytes: int
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The call in time."""
+        return timeline(self.program, self.schedule, self.machine, self.traffic)
+
+    @cached_property
+    def dram(self) -> Mapping[str, tuple[float, float]]:
+        """(read, written) DRAM bytes of each kernel, as counters show them after a fill that flushes the L2."""
+        moved = {k.name: self.traffic.of_kernel(k.name) for k in self.program.kernels}
+        first = self.program.kernels[0].name
+        moved[first] = moved[first][0] + self.code_bytes, moved[first][1]
+        written = dirty_lines(self.machine).counted(moved.values())
+        return {name: (read, w) for (name, (read, _)), w in zip(moved.items(), written, strict=True)}
 
 
 class NoModelError(Exception):
@@ -54,11 +76,26 @@ def predicted_time(row: Row, machine: Hardware) -> float:
     extra = float(conditions()[row.kind]["call_us"]) * 1e-6
     if row.kernel is None:
         return done.timeline.seconds + extra
-    names = ROLES.get((row.direction, row.kernel.role))
-    found = [k for k in done.timeline.kernels if names and k.name in names]
-    if not found:
-        raise NoModelError(f"no kernel for {row.kernel.name}")
-    return sum(k.makespan_ps for k in found) / 1e12 + extra
+    name = _kernel_of(row, row.kernel, done.program)
+    return sum(k.makespan_ps for k in done.timeline.kernels if k.name == name) / 1e12 + extra
+
+
+def predicted_dram(row: Row, machine: Hardware) -> tuple[float, float]:
+    """Bytes that a row's kernel reads from DRAM and writes there.  Raises NoModelError."""
+    if row.kernel is None:
+        raise NoModelError("no kernel")
+    done = modelled(row, machine)
+    return done.dram[_kernel_of(row, row.kernel, done.program)]
+
+
+def _kernel_of(row: Row, kernel: Kernel, program: Program) -> str:
+    """The kernel of our program that a row's kernel is.  Raises NoModelError."""
+    names = ROLES.get((row.direction, kernel.role), ())
+    found = [k.name for k in program.kernels if k.name in names]
+    nth = kernel.position if len(found) > 1 else 0
+    if nth >= len(found):
+        raise NoModelError(f"no kernel for {kernel.name}")
+    return found[nth]
 
 
 def modelled(row: Row, machine: Hardware) -> Modelled:
@@ -69,9 +106,10 @@ def modelled(row: Row, machine: Hardware) -> Modelled:
     if row.problem is None:
         raise NoModelError("no shape")
     limit = conditions()[row.kind]["limit_w"]
+    strided = row.direction == "backward" and bool(conditions()[row.kind]["strided"])
     power = machine.power and replace(machine.power, limit_w=limit)
     try:
-        return _call(name, _problem(row.problem), replace(machine, power=power), _tile(row))
+        return _call(name, _problem(row.problem), replace(machine, power=power), _tile(row), strided)
     except InputError as error:
         raise NoModelError(str(error)) from None
 
@@ -99,16 +137,16 @@ def _tile(row: Row) -> tuple[tuple[str, Any], ...]:
 
 
 @lru_cache(maxsize=64)
-def _call(name: str, a: Attention, machine: Hardware, tile: tuple[tuple[str, Any], ...]) -> Modelled:
+def _call(name: str, a: Attention, machine: Hardware, tile: tuple[tuple[str, Any], ...], strided: bool) -> Modelled:
     given = {key: dict(value) if key in ("shares", "cycles") else value for key, value in tile}
-    flow = load_kernel(name).dataflow()
+    kernel = load_kernel(name)
+    flow = kernel.dataflow(strided=strided)
     schedule, _ = choose(flow, a, machine, given)
     program = flow(a, schedule)
-    counted = ledger(program)
     prints = footprints(program, schedule, machine)
     resident = {kernel: f.resident * (machine.processors or 1) for kernel, f in prints.items()}
-    traffic = behind_caches(program, counted, machine, resident, descending=schedule.descending)
-    return Modelled(timeline(program, schedule, machine, traffic), traffic)
+    traffic = behind_caches(program, ledger(program), machine, resident, descending=schedule.descending)
+    return Modelled(program, schedule, machine, traffic, kernel.file.code_bytes)
 
 
 @cache
