@@ -18,7 +18,7 @@ loop are skipped, which makes the prologue and the epilogue of a software pipeli
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 from iosim.errors import InputError, nearest
@@ -90,7 +90,11 @@ class Schedule:
     code adds to its operations, for a warp group: by the name of a phase after it ends, as "mask" to a phase that
     applies a mask, as "enter" and "leave" to a block.  `instructions` are issue slots of a lane that its code takes
     beyond its operations (addresses, moves, the care for small numbers): "score" for each exp of a tile, "product" for
-    each matrix instruction.
+    each matrix instruction, "element" for each element stored; and "special" are special functions for each exp of a
+    tile beyond its own.  "latency" is how many cycles a warp alone takes from one instruction to its next.
+    `kernels` are fields that single kernels of the program have otherwise, by the kernel's name: see `of`.
+    `separate` names elementwise work that a library runs as kernels of its own ("scale", "product", "copy"), `band` is
+    how many rows of tiles a product walks column by column before it goes to the next ones.
     """
 
     block_q: int
@@ -117,11 +121,15 @@ class Schedule:
     descending: tuple[str, ...] = ()
     cycles: Mapping[str, int] = field(default_factory=dict, hash=False)
     instructions: Mapping[str, float] = field(default_factory=dict, hash=False)
+    kernels: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
+    separate: tuple[str, ...] = ()
+    band: int = 1
 
     def __post_init__(self) -> None:
         for name in ("block_q", "block_k", "block_d", "softmax_rows"):
             object.__setattr__(self, name, require_int(name, getattr(self, name), 1, MAX_BLOCK))
         require_int("softmax_cols", self.softmax_cols, 1, 2**24)
+        require_int("band", self.band, 1, 2**24)
         require_int("groups", self.groups, 1, MAX_GROUPS)
         require_int("splits", self.splits, 1, MAX_SPLITS)
         for name, allowed in (("softmax", SOFTMAXES), ("scores", SCORES), ("grid_order", GRID_ORDERS)):
@@ -140,6 +148,11 @@ class Schedule:
         for tile, place in self.place.items():
             if place not in get_args(Place):
                 raise InputError(f"place of tile {tile}: {place!r} is not one of {', '.join(get_args(Place))}")
+
+    def of(self, kernel: str) -> Schedule:
+        """The schedule of one kernel of the program."""
+        own = self.kernels.get(kernel)
+        return replace(self, kernels={}, **own) if own else self
 
     def slots(self, loads: tuple[str, ...]) -> dict[str, int]:
         """Buffers for each loaded tile of one loop body."""

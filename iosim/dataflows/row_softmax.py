@@ -50,7 +50,8 @@ def row_softmax(
 
     `once`: the papers count the operands once (see Kernel).
     """
-    r, c = s.softmax_rows, s.softmax_cols
+    own = s.of("softmax")
+    r, c = own.softmax_rows, own.softmax_cols
     with p.kernel("softmax", operands_once=once, b=a.batch, h=a.heads, i=cdiv(a.n_q, r)) as (b, h, i):
 
         def scores(name: str, j: Ex) -> Tile:

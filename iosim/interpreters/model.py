@@ -268,6 +268,7 @@ class Model:
         if not computes:
             return Cost()
         amounts = dict.fromkeys(("matrix", "vector", "alu", "exp", "sram"), 0)
+        amounts["exp"] = self._special(computes)
         lag = self.cycles(phase.name) + (self.cycles("mask") if any(n.op == "mask" for n in computes) else 0)
         for node in computes:
             for unit, amount in self._work(node).items():
@@ -280,7 +281,10 @@ class Model:
         chain = sum(length for unit, length in one.items() if unit not in ("sram", "matrix"))
         if "matrix" in one:
             chain += round(one["matrix"] / self.hardware.matrix.lone_share)
-        issued = amounts["vector"] + amounts["alu"] + amounts["exp"] + self._overhead(computes)
+        issued = amounts["vector"] + amounts["alu"] + amounts["exp"] + self._overhead(nodes)
+        if latency := self.schedule.instructions.get("latency"):
+            each = issued / (self.workers * self.hardware.group_threads)
+            chain = max(chain, round(each * latency * 10**12 / (self.hardware.clock_hz or 1)))
         slots = duration(-(-issued // self.workers), self.hardware.issue_rate or 1)
         slots += round(one.get("matrix", 0) * self.hardware.matrix.issue_share)
         if slots:
@@ -288,13 +292,23 @@ class Model:
         lengths = tuple((unit, -(-length // self.pieces)) for unit, length in one.items())
         return Cost(lengths, -(-chain // self.pieces), lag)
 
-    def _overhead(self, nodes: Sequence[Compute]) -> int:
+    def _overhead(self, nodes: Sequence[Leaf]) -> int:
         """Issue slots of lanes that the code of these nodes takes beyond its operations; see Schedule."""
         each, matrix = self.schedule.instructions, self.hardware.matrix
-        scores = sum(n.work["exp"] * self.surplus for n in nodes if n.op == "exp" and n.out.shape[1] > 1)
+        computes = [n for n in nodes if isinstance(n, Compute)]
         size = 2 * (matrix.instruction_m_max or 1) * (matrix.instruction_n_max or 1) * (matrix.instruction_k or 1)
-        products = sum(self._padded_flops(n) for n in nodes if n.op == "matmul" and on_matrix_unit(n)) / size
-        return ceil(scores * each.get("score", 0) + products * each.get("product", 0) * self.hardware.warp_size)
+        products = sum(self._padded_flops(n) for n in computes if n.op == "matmul" and on_matrix_unit(n)) / size
+        stored = sum(prod(n.tile.shape) for n in nodes if isinstance(n, Store)) if "element" in each else 0
+        lanes = self._scores(computes) * each.get("score", 0) + stored * each.get("element", 0)
+        return ceil(lanes + products * each.get("product", 0) * self.hardware.warp_size)
+
+    def _special(self, nodes: Sequence[Compute]) -> int:
+        """Special functions that the code of these nodes takes beyond its operations; see Schedule."""
+        return ceil(self._scores(nodes) * self.schedule.instructions.get("special", 0))
+
+    def _scores(self, nodes: Sequence[Compute]) -> int:
+        """Elements of which these nodes take exp, row statistics left out."""
+        return sum(n.work["exp"] * self.surplus for n in nodes if n.op == "exp" and n.out.shape[1] > 1)
 
     def _rates(self, nodes: Sequence[Compute]) -> dict[str, int | None]:
         """Operations a second of one processor's units, for the products among these nodes."""

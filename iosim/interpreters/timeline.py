@@ -128,14 +128,17 @@ def timeline(
     kernels = []
     for kernel in program.kernels:
         flows = tuple(f for f in traffic.flows if f.flow.kernel == kernel.name)
+        own = schedule.of(kernel.name)
 
-        def at(machine: Hardware, kernel: Kernel = kernel, flows: tuple[DramFlow, ...] = flows) -> _Run:
-            model = Model(kernel, schedule, machine, flows)
+        def at(
+            machine: Hardware, kernel: Kernel = kernel, own: Schedule = own, flows: tuple[DramFlow, ...] = flows
+        ) -> _Run:
+            model = Model(kernel, own, machine, flows)
             if not model.footprint.resident:
                 raise CapacityError(model.footprint.complaint(machine))
             return _Chip(model, made, script).run() if fidelity == "chip" else _Fair(model).run()
 
-        run = _at_its_clock(kernel, hardware, at)
+        run = _at_its_clock(kernel, hardware.with_units(own.units), at)
         kernels.append(run.time)
         for key, bytes_ in run.moved.items():
             moved[key] = moved.get(key, 0) + bytes_

@@ -3,7 +3,9 @@
 A file names a dataflow and fields of a schedule: [settings] for every problem, and the first [[tile]] that holds the
 problem's head dimension (and, where it says so, its mask).  An [[order]] is for a loop; one with `stages` only for
 schedules of so many.  In its steps [verb, phase, ahead] an `ahead` of "last" stands for the stages less one.  A [split]
-says by which library's rule the keys are cut when a grid is small, and with which tiles.
+says by which library's rule the keys are cut when a grid is small, and with which tiles.  A [kernels.NAME] has what one
+kernel of the program has otherwise: fields, the sizes of a matrix product, by which its library picks a tile, or a list
+of kernels by the length of a row (library.py).
 
 What a kernel's code takes beyond the operations of its program (`instructions`, `cycles`; see Schedule) was counted by
 hardware or measured; each file says where.
@@ -22,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from iosim.dataflows import Dataflow, load_dataflow
 from iosim.dataflows.split_rules import flash2_splits
 from iosim.errors import InputError, nearest
+from iosim.kernels.library import Lengths, Product
 from iosim.schedule import Order, Role, Schedule, Step
 
 if TYPE_CHECKING:
@@ -66,6 +69,25 @@ class _Split(_Table):
     tile: tuple[_Tile, ...]
 
 
+class _Part(BaseModel):
+    """What one kernel of the program has otherwise."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+    product: Product | None = None
+    row: tuple[Lengths, ...] = ()
+
+    def fields_for(self, a: Attention, hardware: Hardware) -> dict[str, Any]:
+        """The fields of its schedule for problem `a`."""
+        own = dict(self.model_extra or {})
+        if "units" in own:
+            own["units"] = tuple(own["units"])
+        if self.product is not None:
+            own |= self.product.fields(a, hardware)
+        if self.row:
+            own |= next(kind for kind in self.row if a.n_k <= kind.most).fields(a.n_k)
+        return own
+
+
 class _File(_Table):
     schema_: Literal["iosim.kernel/1"]
     name: str
@@ -76,6 +98,7 @@ class _File(_Table):
     tile: tuple[_Tile, ...]
     order: tuple[_Order, ...] = ()
     split: _Split | None = None
+    kernels: Mapping[str, _Part] = {}
 
 
 @dataclass(frozen=True)
@@ -106,7 +129,7 @@ class Kernel:
         own = {**self.file.settings, **(tiles[0].model_extra or {}), "splits": splits, **given}
         stages = own.get("stages", (1,))
         own["stages"] = (stages,) if isinstance(stages, int) else tuple(stages)
-        for name in ("units", "descending"):
+        for name in ("units", "descending", "separate"):
             own[name] = tuple(own.get(name, ()))
         fitting = [o for o in self.file.order if o.stages in (None, own["stages"][0])]
         if fitting and "orders" not in given:  # one for these stages beats one for all
@@ -130,6 +153,8 @@ class Kernel:
         def plan(a: Attention, hardware: Hardware, given: Mapping[str, Any], rule: Rule) -> tuple[Schedule, str]:
             own = self.fields_for(a, hardware.processors, given)
             machine = hardware.with_units(own["units"])
+            if self.file.kernels and "kernels" not in given:
+                own["kernels"] = {name: part.fields_for(a, hardware) for name, part in self.file.kernels.items()}
             why = f"as {self.title}" + ("; some fields are given" if given else "")
             if flow.plan is None or own["splits"] > 1:
                 return Schedule(**own), why
@@ -185,7 +210,8 @@ def load_kernel(name: str) -> Kernel:
         where = ".".join(map(str, first["loc"])).replace("schema_", "schema")
         raise InputError(f"kernel: {path}: {where}: {first['msg']}") from None
     named = [*file.settings, *(key for t in (*file.tile, *(file.split.tile if file.split else ())) for key in
-                               t.model_extra or {})]  # fmt: skip
+                               t.model_extra or {}),
+             *(key for part in file.kernels.values() for key in part.model_extra or {})]  # fmt: skip
     for key in named:
         if key not in _FIELDS or key == "orders":
             known = [f for f in _FIELDS if f != "orders"]

@@ -153,7 +153,7 @@ def footprints(program: Program, schedule: Schedule, hardware: Hardware) -> dict
     known = {tile.name for k in program.kernels for node, _ in walk(k.body) for tile in tiles(node)}
     if unknown := sorted(schedule.place.keys() - known):
         raise InputError(f"place: the program has no tile {unknown[0]!r} (it has {', '.join(sorted(known))})")
-    return {k.name: footprint(k, schedule, hardware) for k in program.kernels}
+    return {k.name: footprint(k, schedule.of(k.name), hardware) for k in program.kernels}
 
 
 def resident_blocks(hardware: Hardware, sram: int, tmem: int, registers: int, threads: int) -> tuple[int, str]:

@@ -29,9 +29,20 @@ ROLES: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("forward", "attention"): ("attention",),
     ("forward", "split"): ("parts",),
     ("forward", "combine"): ("combine",),
+    ("forward", "scale"): ("scale",),
+    ("forward", "matmul S"): ("scores",),
+    ("forward", "softmax"): ("softmax",),
+    ("forward", "matmul O"): ("output",),
     ("backward", "attention"): ("gradients",),
     ("backward", "dot"): ("row sums",),
     ("backward", "convert dQ"): ("convert dQ",),
+    ("backward", "matmul dV"): ("dV",),
+    ("backward", "matmul dP"): ("dP",),
+    ("backward", "product"): ("product",),
+    ("backward", "softmax dS"): ("dS",),
+    ("backward", "matmul dQ"): ("dQ",),
+    ("backward", "matmul dK"): ("dK",),
+    ("backward", "copy"): ("copy",),
 }
 
 

@@ -1,0 +1,125 @@
+"""How a library picks its kernels by the shape of the work: a matrix product's tile, a row softmax by row length.
+
+Both as fields of a schedule, see iosim/schedule.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    from iosim.hardware import Hardware
+    from iosim.problem import Attention
+
+ROWS, COLS = (512, 256, 128, 64), (256, 128, 64, 32)
+MOST = 256 * 128  # elements of a tile: what two warp groups hold in registers
+ENOUGH = 0.95  # of the processors get a tile
+DEPTH = 64  # elements of one step of the inner dimension
+MOST_STAGES, STAGED = 16, 16 * 1024  # buffers; bytes of SRAM through which results leave
+BAND = 4096  # rows of scores that are walked column by column
+FILLED = 0.9  # of the issue slots such code fills at best
+SPECIAL_SLOTS = 2  # issue slots that a special function takes: it has 16 lanes for 32
+LATENCY = 10.2  # cycles that a warp alone takes from one instruction to its next
+Size = Literal["n_q", "n_k", "d", "d_v"]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Product(_Table):
+    """A matrix product: the problem's sizes that it has as rows and columns of its result, in which fields its tile."""
+
+    rows: Size
+    cols: Size
+    tile: tuple[str, ...]
+    band: bool = False
+
+    def fields(self, a: Attention, hardware: Hardware) -> dict[str, Any]:
+        """The tile that cuBLAS takes on Hopper, as its kernels' names say: see `tile`; as many buffers as fit."""
+        rows, cols = tile(getattr(a, self.rows), getattr(a, self.cols), a.batch * a.heads, hardware.processors or 1)
+        room = hardware.sram.block_capacity_bytes - min(STAGED, 2 * rows * cols)
+        stages = max(1, min(MOST_STAGES, room // (2 * DEPTH * (rows + cols))))
+        band = max(1, BAND // rows) if self.band and getattr(a, self.rows) > BAND else 1
+        return {
+            **dict(zip(self.tile, (rows, cols), strict=False)),
+            "block_d": DEPTH,
+            "stages": (stages,),
+            "band": band,
+        }
+
+
+def tile(rows: int, cols: int, products: int, processors: int) -> tuple[int, int]:
+    """Rows and columns of the largest tile of which nearly all processors get one; of alike ones twice as high as wide.
+
+    As counted on an H200 (names of the nvjet kernels in iosim/data/h200_counters.csv), where results are wide and where
+    they are as narrow as a head.
+    """
+    width = next((c for c in reversed(COLS) if c >= cols), COLS[0])
+    tiles = [(r, c) for r in ROWS for c in COLS if r * c <= MOST and c <= width]
+    tiles.sort(key=lambda t: (-prod(t), abs(t[0] / t[1] - 2), -t[1]))
+    enough = [t for t in tiles if products * -(-rows // t[0]) * -(-cols // t[1]) >= ENOUGH * processors]
+    return (enough or tiles[-1:])[0]
+
+
+class Counted(_Table):
+    """Instructions of a lane as hardware counted them.
+
+    For each row and lane, for each place of a row that the code passes through, for each element; and beyond those for
+    an element that is left over when whole vectors have been taken.
+    """
+
+    lane: float
+    place: float = 0
+    element: float
+    tail: float = 0
+
+
+class Lengths(_Table):
+    """A kernel over rows of up to `most` elements: so many rows and warp groups a block, registers a thread.
+
+    `places` are how many elements of a row its code passes through, 0 for those that are there.  A row is read
+    `passes` times, in tiles of at most `cols`.  `operations` of an element are those of the program, `special` the
+    special functions of one, for `exps` exps in the program.
+    """
+
+    most: int = 2**24
+    rows: int = 1
+    groups: int = 1
+    registers: int
+    places: int = 0
+    cols: int = 2**24
+    place: Mapping[str, str] = {}
+    operations: int
+    exps: int
+    special: float = 0
+    counted: Counted
+    vector: int = 0
+    stages: int = 1
+
+    def fields(self, n: int) -> dict[str, Any]:
+        """The fields of the schedule for rows of `n` elements."""
+        lanes = self.groups * 128 // self.rows
+        tiles = -(-n // self.cols)
+        c = self.counted
+        tail = n % self.cols if self.cols < n else 0
+        each = (c.element + (c.lane * lanes + c.place * self.places + c.tail * tail) / n + (SPECIAL_SLOTS - 1) * self.special) / FILLED
+        own = self.operations + self.special - self.exps  # of which the program has its exps
+        instructions = {"score" if self.exps else "element": (each - own) / max(1, self.exps)}
+        if self.exps:
+            instructions["special"] = (self.special - self.exps) / self.exps
+        busiest = c.element + c.place if not self.vector else c.element * (-(-n // self.vector) * self.vector) / n
+        instructions["latency"] = LATENCY * busiest / each
+        return {
+            "softmax_rows": self.rows,
+            "softmax_cols": -(-n // tiles),
+            "groups": self.groups,
+            "registers": self.registers,
+            "stages": (self.stages,),
+            "place": dict(self.place),
+            "instructions": instructions,
+        }
