@@ -85,13 +85,16 @@ class Schedule:
     What a compiler or an author has settled beyond that: `units` names the matrix and copy instructions, where the
     machine has several; `registers` is what a thread has, of which `spills` more words live in device memory;
     `shares` names, for a tile, another whose buffer it takes, as the two are never alive together; in a `persistent`
-    kernel a processor keeps its blocks and takes the next tile of the grid without a new start; loops in `descending`
-    are walked from their last iteration to the first.  `cycles` is what the
+    kernel a processor keeps its blocks and takes the next tile of the grid without a new start, and in one that runs
+    `ahead` the first copies for that tile, as many as it has buffers, are there by then; tiles in `multicast` are read
+    from the L2 once for so many blocks of a cluster; loops in `descending` are walked from their last iteration to the
+    first.  `cycles` is what the
     code adds to its operations, for a warp group: by the name of a phase after it ends, as "mask" to a phase that
     applies a mask, as "enter" and "leave" to a block.  `instructions` are issue slots of a lane that its code takes
     beyond its operations (addresses, moves, the care for small numbers): "score" for each exp of a tile, "product" for
     each matrix instruction, "element" for each element stored; and "special" are special functions for each exp of a
     tile beyond its own.  "latency" is how many cycles a warp alone takes from one instruction to its next.
+    `dram_share` is what its pattern of addresses reaches of the bandwidth of DRAM.
     `kernels` are fields that single kernels of the program have otherwise, by the kernel's name: see `of`.
     `separate` names elementwise work that a library runs as kernels of its own ("scale", "product", "copy"), `band` is
     how many rows of tiles a product walks column by column before it goes to the next ones.
@@ -118,6 +121,9 @@ class Schedule:
     spills: int = 0
     shares: Mapping[str, str] = field(default_factory=dict, hash=False)
     persistent: bool = False
+    ahead: bool = False
+    multicast: Mapping[str, int] = field(default_factory=dict, hash=False)
+    dram_share: float = 1.0
     descending: tuple[str, ...] = ()
     cycles: Mapping[str, int] = field(default_factory=dict, hash=False)
     instructions: Mapping[str, float] = field(default_factory=dict, hash=False)

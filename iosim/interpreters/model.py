@@ -208,7 +208,7 @@ class Model:
         mixed = 2 * min(read, write) / (read + write) if read + write else 0.0
         hbm = self.hardware.hbm
         efficiency = 1 / ((1 - mixed) / hbm.read_efficiency + mixed / hbm.mixed_efficiency)
-        return int(hbm.bandwidth * efficiency)
+        return int(hbm.bandwidth * efficiency * self.schedule.dram_share)
 
     # ------------------------------------------------------------------ orders
 
@@ -431,7 +431,8 @@ class Model:
             lengths["dram"] = -(-count * dram * 10**12 // (hbm * self.dram_bandwidth))
         direction = "read" if isinstance(node, Load) else "add" if node.add else "write"
         if count and (rate := self._l2_rates[direction]):
-            lengths["l2"] = duration(count, rate)
+            shared = self.schedule.multicast.get(node.tile.name, 1) if direction == "read" else 1
+            lengths["l2"] = duration(-(-count // shared), rate)
         if isinstance(node, Load) and count:
             lengths["copy"] = duration(count, self.hardware.copy.bandwidth or 1)
             if self.places[node.tile.name] == "sram":

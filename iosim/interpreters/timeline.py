@@ -563,7 +563,7 @@ def summary(
             unit.idle(end, worker)
             for cause, length in unit.stalls.items():
                 stalls[name][cause] += length * weight
-    first = ended[slots - 1]
+    first = ended[slots - 1] + (end - ended[-1])  # stores on their way when the last block has ended
     return _Sample(
         blocks=rounds * sum(weight * resident for weight, resident in kinds),
         first=first,

@@ -32,11 +32,16 @@ class _Table(BaseModel):
 
 
 class Product(_Table):
-    """A matrix product: the problem's sizes that it has as rows and columns of its result, in which fields its tile."""
+    """A matrix product: the problem's sizes that it has as rows and columns of its result, in which fields its tile.
+
+    `operands` are the loaded tiles of its left and its right side.  Blocks run in pairs (clusters of two), beside each
+    other where there is more than one column of tiles, and read what both need once.
+    """
 
     rows: Size
     cols: Size
     tile: tuple[str, ...]
+    operands: tuple[str, str]
     band: bool = False
 
     def fields(self, a: Attention, hardware: Hardware) -> dict[str, Any]:
@@ -50,6 +55,7 @@ class Product(_Table):
             "block_d": DEPTH,
             "stages": (stages,),
             "band": band,
+            "multicast": {self.operands[0 if getattr(a, self.cols) > cols else 1]: 2},
         }
 
 

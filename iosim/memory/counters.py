@@ -6,12 +6,14 @@ had to leave, less where its own stay.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from iosim.memory.cache import DeviceTraffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +45,20 @@ class DirtyLines:
 
 
 H200_DIRTY = DirtyLines(62_914_560, 29.6e6, 0.69)  # both fitted to 73 kernels that write more than 20 MB
+
+
+def with_dirty_lines(traffic: DeviceTraffic, lines: DirtyLines, before: float | None = None) -> DeviceTraffic:
+    """The traffic with each kernel's writes as its counter shows them.
+
+    What a kernel has written for others goes with its flow that reads most, what it leaves behind is taken from the one
+    that writes most.
+    """
+    names = list(dict.fromkeys(f.flow.kernel for f in traffic.flows))
+    moved = [traffic.of_kernel(name) for name in names]
+    flows = list(traffic.flows)
+    for name, (_, written), counted in zip(names, moved, lines.counted(moved, before), strict=True):
+        own = [n for n, f in enumerate(flows) if f.flow.kernel == name]
+        more = round(counted) - written
+        n = max(own, key=lambda n: flows[n].dram_read_bytes if more > 0 else flows[n].dram_write_bytes)
+        flows[n] = replace(flows[n], dram_write_bytes=max(0, flows[n].dram_write_bytes + more))
+    return replace(traffic, flows=tuple(flows))

@@ -19,6 +19,7 @@ from iosim.interpreters.ledger import ledger
 from iosim.interpreters.timeline import Timeline, timeline
 from iosim.kernels import kernel_names, load_kernel
 from iosim.memory.cache import DeviceTraffic, behind_caches
+from iosim.memory.counters import H200_DIRTY, with_dirty_lines
 from iosim.memory.onchip import footprints
 from iosim.problem import Attention
 from iosim.study.choose import choose
@@ -116,6 +117,8 @@ def _call(name: str, a: Attention, machine: Hardware, tile: tuple[tuple[str, Any
     prints = footprints(program, schedule, machine)
     resident = {kernel: f.resident * (machine.processors or 1) for kernel, f in prints.items()}
     traffic = behind_caches(program, counted, machine, resident, descending=schedule.descending)
+    if schedule.kernels:
+        traffic = with_dirty_lines(traffic, H200_DIRTY)
     return Modelled(timeline(program, schedule, machine, traffic), traffic)
 
 
