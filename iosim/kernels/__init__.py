@@ -84,7 +84,7 @@ class _Part(BaseModel):
         if self.product is not None:
             own |= self.product.fields(a, hardware)
         if self.row:
-            own |= next(kind for kind in self.row if a.n_k <= kind.most).fields(a.n_k)
+            own |= next(kind for kind in self.row if a.n_k <= kind.most).fields(a.n_k, hardware)
         return own
 
 

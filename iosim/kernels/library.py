@@ -101,13 +101,14 @@ class Lengths(_Table):
     cols: int = 2**24
     place: Mapping[str, str] = {}
     operations: int
-    exps: int
+    exps: int = 0
     special: float = 0
     counted: Counted
     vector: int = 0
+    in_turn: bool = False
     stages: int = 1
 
-    def fields(self, n: int) -> dict[str, Any]:
+    def fields(self, n: int, hardware: Hardware) -> dict[str, Any]:
         """The fields of the schedule for rows of `n` elements."""
         lanes = self.groups * 128 // self.rows
         tiles = -(-n // self.cols)
@@ -127,5 +128,12 @@ class Lengths(_Table):
             "registers": self.registers,
             "stages": (self.stages,),
             "place": dict(self.place),
+            "cycles": {"enter": (-(-n // self.vector) - 1) * _trip(hardware)} if self.in_turn else {},
             "instructions": instructions,
         }
+
+
+def _trip(hardware: Hardware) -> int:
+    """Cycles from a load to its arrival from device memory."""
+    trip = hardware.copy.latency_ps + (hardware.hbm.latency_ps or 0)
+    return round(trip * (hardware.clock_hz or 0) / 10**12)
