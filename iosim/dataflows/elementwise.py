@@ -7,7 +7,9 @@ from collections.abc import Callable
 from iosim.index import cdiv
 from iosim.program import Builder, Tensor, Tile, rows
 
-BLOCK = 1024  # elements of a block: 128 threads of 8, as PyTorch's kernels take them (iosim/data/h200_counters.csv)
+# Elements of a block, as in PyTorch's kernels (iosim/data/h200_counters.csv): 128 threads of 8, or of 4 where operands
+# are laid out differently.
+BLOCK, STRIDED = 1024, 512
 
 
 def elementwise(

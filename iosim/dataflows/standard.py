@@ -5,7 +5,8 @@ steps of the inner dimension.  The softmax keeps a row on chip where it fits; a 
 twice by the kinds "naive" and "online" (see row_softmax).  A mask saves no work here: it is applied by the softmax.
 S and P are stored in the data dtype, or in fp32, and then P is cast for the second product.
 
-A library may scale Q in a kernel of its own ("scale" among the schedule's `separate`), and walk the scores in bands.
+A library may run as kernels of their own ("scale", "copy" and "mask" among the schedule's `separate`) the scaling of
+Q, a copy of each operand into the layout that its products take, and the mask; and it may walk the scores in bands.
 
 In fp8 (the baseline of FlashAttention-3's Table 3) a head's Q, K and V have one scale each, S is in fp16, and P in fp8,
 multiplied by 2^8.
@@ -15,12 +16,12 @@ from __future__ import annotations
 
 from math import gcd
 
-from iosim.dataflows.elementwise import elementwise
+from iosim.dataflows.elementwise import STRIDED, elementwise
 from iosim.dataflows.row_softmax import row_softmax
-from iosim.dataflows.tiles import GAIN, operand, operands
+from iosim.dataflows.tiles import GAIN, mask_keys, operand, operands
 from iosim.index import cdiv
 from iosim.problem import Attention
-from iosim.program import Builder, Program, rows
+from iosim.program import Builder, Program, Tensor, rows
 from iosim.schedule import Schedule
 
 USES = ("block_q", "block_k", "block_d", "softmax", "softmax_rows", "softmax_cols", "scores", "separate", "band")
@@ -39,11 +40,12 @@ def standard(a: Attention, s: Schedule) -> Program:
     P = p.tensor("P", matrix, s.scores_dtype(a.dtype), "scratch")
     O = p.tensor("O", (a.batch, a.heads, a.n_q, a.d_v), a.out_dtype, "out")
     L = p.tensor("L", (a.batch, a.heads, a.n_q), "fp32", "out") if a.lse else None
+    if "copy" in s.separate:
+        Q, K, V = (_copied(p, a, X) for X in (Q, K, V))
     scaled = "scale" in s.separate
     if scaled:
-        Qs = p.tensor("Q scaled", Q.shape, a.dtype, "scratch")
-        elementwise(p, "scale", Qs, (Q,), lambda q: p.scale("qs", q, by=a.scale))
-        Q = Qs
+        before, Q = Q, p.tensor("Q scaled", Q.shape, a.dtype, "scratch")
+        elementwise(p, "scale", Q, (before,), lambda q: p.scale("qs", q, by=a.scale))
     own = s.of("scores")
     bq, bk, step = own.block_q, own.block_k, own.block_d
     heads = {"b": a.batch, "kv": a.kv_heads, "g": a.group}
@@ -64,7 +66,11 @@ def standard(a: Attention, s: Schedule) -> Program:
             p.mul(x, x, p.mul("sqk", p.load("sq", SQ[b, h, rows(0, 1)]), p.load("sk", SK[b, kv, rows(0, 1)])))
         p.store(S[b, h, rows(i, bq), rows(j, bk)], p.scale("s", x, by=1 if scaled else a.scale))
 
-    row_softmax(p, a, s, s.softmax, S, P, L, once=True, gain=GAIN if a.is_fp8 else 1)
+    separate = "mask" in s.separate and (a.causal or a.window is not None)
+    if separate:
+        S = _masked(p, a, S)
+    gain = GAIN if a.is_fp8 else 1
+    row_softmax(p, a, s, s.softmax, S, P, L, once=True, gain=gain, masked=separate)
 
     own = s.of("output")
     bq, step, cols = own.block_q, own.block_d, min(own.block_k, a.d_v)
@@ -87,3 +93,24 @@ def standard(a: Attention, s: Schedule) -> Program:
             p.mul(o, o, p.scale("sv / gain", p.load("sv", SV[b, kv, rows(0, 1)]), by=1 / GAIN))
         p.store(O[b, h, rows(i, bq), rows(c, cols)], o)
     return p.done()
+
+
+def _copied(p: Builder, a: Attention, X: Tensor) -> Tensor:
+    """A copy of X, made by a kernel of its own."""
+    copied = p.tensor(f"{X.name} copied", X.shape, a.dtype, "scratch")
+    elementwise(p, f"copy {X.name}", copied, (X,), lambda x: p.cast("copied", x, a.dtype), STRIDED)
+    return copied
+
+
+def _masked(p: Builder, a: Attention, S: Tensor) -> Tensor:
+    """S with the masks of `a`, made by a kernel of its own."""
+    masked = p.tensor("S masked", S.shape, S.dtype, "scratch")
+    cols = min(a.n_k, STRIDED)
+    r = max(1, STRIDED // cols)
+    grid = {"b": a.batch, "h": a.heads, "i": cdiv(a.n_q, r), "j": cdiv(a.n_k, cols)}
+    with p.kernel("mask", operands_once=True, **grid) as (b, h, i, j):
+        view = b, h, rows(i, r), rows(j, cols)
+        x = p.load("x", S[view])
+        mask_keys(p, a, x, i, j, r, cols)
+        p.store(masked[view], x)
+    return masked

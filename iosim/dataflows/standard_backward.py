@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from iosim.dataflows.elementwise import elementwise
+from iosim.dataflows.elementwise import STRIDED, elementwise
 from iosim.dataflows.tiles import operand
 from iosim.index import Ex, cdiv
 from iosim.problem import Attention
@@ -27,7 +27,6 @@ from iosim.schedule import Schedule
 
 USES = ("block_q", "block_k", "block_d", "softmax_rows", "softmax_cols", "scores", "separate")
 COMPUTES = "backward"
-COPIED = 512  # elements of a block of the copy: 128 threads of 4
 
 
 def standard_backward(a: Attention, s: Schedule) -> Program:
@@ -78,7 +77,7 @@ def standard_backward(a: Attention, s: Schedule) -> Program:
     strided = p.tensor("dK strided", like_k, a.dtype, "scratch") if copied else dK
     _over_queries(p, a, s, strided, dS, Q, a.scale)
     if copied:
-        elementwise(p, "copy", dK, (strided,), lambda x: p.cast("copied", x, a.dtype), COPIED)
+        elementwise(p, "copy", dK, (strided,), lambda x: p.cast("copied", x, a.dtype), STRIDED)
     if scaled:
         elementwise(p, "scale", dQ, (made,), lambda x: p.scale("scaled", x, by=a.scale))
     return p.done()

@@ -120,8 +120,7 @@ def timeline(
     """
     if fidelity not in FIDELITIES:
         raise InputError(f"fidelity: {fidelity!r} is not one of {', '.join(FIDELITIES)}{nearest(fidelity, FIDELITIES)}")
-    hardware = hardware.with_units(schedule.units)
-    if missing := hardware.missing_for_time():
+    if missing := hardware.with_units(schedule.units).missing_for_time():
         raise InputError(f"{hardware.name}: no time without {', '.join(missing)}, which the profile does not know")
     made = Script() if record else None
     moved: dict[tuple[str, str], int] = {}

@@ -5,7 +5,8 @@ problem's head dimension (and, where it says so, its mask).  An [[order]] is for
 schedules of so many.  In its steps [verb, phase, ahead] an `ahead` of "last" stands for the stages less one.  A [split]
 says by which library's rule the keys are cut when a grid is small, and with which tiles.  A [kernels.NAME] has what one
 kernel of the program has otherwise: fields, the sizes of a matrix product, by which its library picks a tile, or a list
-of kernels by the length of a row (library.py).
+of kernels by the length of a row (library.py).  A file that is `like` another has all of that file which it does not
+say itself.
 
 What a kernel's code takes beyond the operations of its program (`instructions`, `cycles`; see Schedule) was counted by
 hardware or measured; each file says where.
@@ -202,6 +203,8 @@ def load_kernel(name: str) -> Kernel:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"kernel: {path}: {getattr(error, 'strerror', None) or error}") from None
+    if isinstance(other := data.pop("like", None), str):
+        data = _over(_like(path, other), data)
     data["schema_"] = data.pop("schema", None)
     try:
         file = _File.model_validate(data)
@@ -217,3 +220,19 @@ def load_kernel(name: str) -> Kernel:
             known = [f for f in _FIELDS if f != "orders"]
             raise InputError(f"kernel: {path}: {key!r} is no field of a schedule{nearest(key, known)}")
     return Kernel(file)
+
+
+def _like(path: Path, name: str) -> dict[str, Any]:
+    """What the shipped kernel `name`, which the file at `path` is like, says."""
+    if name not in (names := kernel_names()):
+        raise InputError(f"kernel: {path}: like: {name!r} is not one of {', '.join(names)}{nearest(name, names)}")
+    return tomllib.loads((Path(__file__).parent / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Both tables as one; what `above` says is taken."""
+    merged = {**below, **above}
+    for key, value in above.items():
+        if isinstance(value, dict) and isinstance(below.get(key), dict):
+            merged[key] = _over(below[key], value)
+    return merged

@@ -45,17 +45,27 @@ class Product(_Table):
     band: bool = False
 
     def fields(self, a: Attention, hardware: Hardware) -> dict[str, Any]:
-        """The tile that cuBLAS takes on Hopper, as its kernels' names say: see `tile`; as many buffers as fit."""
+        """The tile that cuBLAS takes on Hopper, as its kernels' names say: see `tile`; as many buffers as fit.
+
+        Kernels are persistent where warp groups issue the matrix instructions, and clusters need those machines too.
+        """
         rows, cols = tile(getattr(a, self.rows), getattr(a, self.cols), a.batch * a.heads, hardware.processors or 1)
         room = hardware.sram.block_capacity_bytes - min(STAGED, 2 * rows * cols)
         stages = max(1, min(MOST_STAGES, room // (2 * DEPTH * (rows + cols))))
         band = max(1, BAND // rows) if self.band and getattr(a, self.rows) > BAND else 1
+        hopper = hardware.matrix.issued_by == "group"
+        pairs = {self.operands[0 if getattr(a, self.cols) > cols else 1]: 2}
         return {
             **dict(zip(self.tile, (rows, cols), strict=False)),
             "block_d": DEPTH,
             "stages": (stages,),
             "band": band,
-            "multicast": {self.operands[0 if getattr(a, self.cols) > cols else 1]: 2},
+            "units": (),
+            "groups": 2,
+            "registers": 168,
+            "persistent": hopper,
+            "ahead": hopper,
+            "multicast": pairs if hopper else {},
         }
 
 
@@ -114,7 +124,8 @@ class Lengths(_Table):
         tiles = -(-n // self.cols)
         c = self.counted
         tail = n % self.cols if self.cols < n else 0
-        each = (c.element + (c.lane * lanes + c.place * self.places + c.tail * tail) / n + (SPECIAL_SLOTS - 1) * self.special) / FILLED
+        each = c.element + (c.lane * lanes + c.place * self.places + c.tail * tail) / n
+        each = (each + (SPECIAL_SLOTS - 1) * self.special) / FILLED
         own = self.operations + self.special - self.exps  # of which the program has its exps
         instructions = {"score" if self.exps else "element": (each - own) / max(1, self.exps)}
         if self.exps:

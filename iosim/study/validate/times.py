@@ -74,7 +74,10 @@ def predicted_time(row: Row, machine: Hardware) -> float:
 
 def modelled(row: Row, machine: Hardware) -> Modelled:
     """The call that a row is about.  Raises NoModelError where no kernel stands for it or takes the shape."""
-    name = row.implementation if row.direction == "forward" else f"{row.implementation}-{row.direction}"
+    known = conditions()[row.kind].get("kernels", {})
+    name = known.get(row.implementation, row.implementation)
+    if row.direction != "forward":
+        name = f"{row.implementation}-{row.direction}"
     if name not in kernel_names():
         raise NoModelError(f"no kernel for {name}")
     if row.problem is None:
