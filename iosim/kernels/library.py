@@ -61,7 +61,7 @@ class Product(_Table):
             "stages": (stages,),
             "band": band,
             "units": (),
-            "groups": 2,
+            "groups": max(1, min(2, rows // 64)),
             "registers": 168,
             "persistent": hopper,
             "ahead": hopper,

@@ -91,8 +91,19 @@ def _time(row: Row, machine: Hardware) -> Prediction | NotModelled:
         return NotModelled(str(why))
 
 
+def _bytes(row: Row, machine: Hardware) -> Prediction | NotModelled:
+    """DRAM bytes as counters show them, from the kernel that a row stands for."""
+    from iosim.study.validate.times import NoModelError, predicted_bytes  # slow to import
+
+    try:
+        return predicted_bytes(row, machine)
+    except NoModelError as why:
+        return NotModelled(str(why))
+
+
 MODELS: tuple[Model, ...] = (
     Model(("peak_extra_bytes", "peak_bytes"), _peak_memory),
     Model(("smem_bytes", "launches"), _triton_sram),
     Model(("time",), _time),
+    Model(("dram_read_bytes", "dram_write_bytes"), _bytes),
 )

@@ -47,9 +47,13 @@ ROLES: Mapping[tuple[str, str], tuple[str, ...]] = {
 }
 
 
+# Bytes of code and parameters that the first kernel of a call reads (h200_counters.csv).
+CODE: Mapping[str, int] = {"flash2": 60_000, "standard": 18_000}
+
+
 @dataclass(frozen=True, slots=True)
 class Modelled:
-    """A call on a machine: its kernels in time, and what they move."""
+    """A call on a machine: its kernels in time, and what they move as the counters of DRAM show it."""
 
     timeline: Timeline
     traffic: DeviceTraffic
@@ -65,11 +69,29 @@ def predicted_time(row: Row, machine: Hardware) -> float:
     extra = float(conditions()[row.kind]["call_us"]) * 1e-6
     if row.kernel is None:
         return done.timeline.seconds + extra
-    names = ROLES.get((row.direction, row.kernel.role))
-    found = [k for k in done.timeline.kernels if names and k.name in names]
+    found = [k for k in done.timeline.kernels if k.name in _names(row, done)]
+    return sum(k.makespan_ps for k in found) / 1e12 + extra
+
+
+def predicted_bytes(row: Row, machine: Hardware) -> dict[str, float]:
+    """DRAM bytes of a row about one kernel, by quantity.  Raises NoModelError."""
+    done = modelled(row, machine)
+    if row.kernel is None:
+        raise NoModelError("no bytes of whole calls")
+    read, written = map(sum, zip(*(done.traffic.of_kernel(name) for name in _names(row, done)), strict=True))
+    if row.kernel.position == 0 and row.direction == "forward":
+        read += CODE.get(row.implementation, 0)
+    return {"dram_read_bytes": read, "dram_write_bytes": written}
+
+
+def _names(row: Row, done: Modelled) -> list[str]:
+    """The kernels of our program that a row about one kernel is about.  Raises NoModelError."""
+    assert row.kernel is not None
+    names = ROLES.get((row.direction, row.kernel.role), ())
+    found = [k.name for k in done.timeline.kernels if k.name in names]
     if not found:
         raise NoModelError(f"no kernel for {row.kernel.name}")
-    return sum(k.makespan_ps for k in found) / 1e12 + extra
+    return found
 
 
 def modelled(row: Row, machine: Hardware) -> Modelled:
@@ -84,8 +106,11 @@ def modelled(row: Row, machine: Hardware) -> Modelled:
         raise NoModelError("no shape")
     limit = conditions()[row.kind]["limit_w"]
     power = machine.power and replace(machine.power, limit_w=limit)
+    given = _tile(row)
+    if name in (known := conditions()[row.kind].get("separate", {})):
+        given += (("separate", tuple(known[name])),)
     try:
-        return _call(name, _problem(row.problem), replace(machine, power=power), _tile(row))
+        return _call(name, _problem(row.problem), replace(machine, power=power), given)
     except InputError as error:
         raise NoModelError(str(error)) from None
 
@@ -120,9 +145,8 @@ def _call(name: str, a: Attention, machine: Hardware, tile: tuple[tuple[str, Any
     prints = footprints(program, schedule, machine)
     resident = {kernel: f.resident * (machine.processors or 1) for kernel, f in prints.items()}
     traffic = behind_caches(program, counted, machine, resident, descending=schedule.descending)
-    if schedule.kernels:
-        traffic = with_dirty_lines(traffic, H200_DIRTY)
-    return Modelled(timeline(program, schedule, machine, traffic), traffic)
+    shown = with_dirty_lines(traffic, H200_DIRTY)
+    return Modelled(timeline(program, schedule, machine, shown if schedule.kernels else traffic), shown)
 
 
 @cache
