@@ -18,7 +18,7 @@ loop are skipped, which makes the prologue and the epilogue of a software pipeli
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 from iosim.errors import InputError, nearest
@@ -34,6 +34,7 @@ MAX_SPLITS = 1024
 GROUP_ROWS = 64  # query rows that one warp group takes by default
 SOFTMAXES = ("safe", "naive", "online")
 SCORES = ("data", "fp32")
+SEPARATE = ("scale", "copy", "mask", "product")
 GRID_ORDERS = ("natural", "longest-first")
 
 
@@ -96,8 +97,8 @@ class Schedule:
     tile beyond its own.  "latency" is how many cycles a warp alone takes from one instruction to its next.
     `dram_share` is what its pattern of addresses reaches of the bandwidth of DRAM.
     `kernels` are fields that single kernels of the program have otherwise, by the kernel's name: see `of`.
-    `separate` names elementwise work that a library runs as kernels of its own ("scale", "product", "copy"), `band` is
-    how many rows of tiles a product walks column by column before it goes to the next ones.
+    `separate` names elementwise work that a library runs as kernels of its own ("scale", "copy", "mask", "product"), `band`
+    is how many rows of tiles a product walks column by column before it goes to the next ones.
     """
 
     block_q: int
@@ -151,6 +152,17 @@ class Schedule:
                 raise InputError(f"{name}: {value!r} is not True or False")
         for stage in self.stages:
             require_int("stages", stage, 1, MAX_STAGES)
+        if not 0 < self.dram_share <= 1:
+            raise InputError(f"dram_share: {self.dram_share!r} is not above 0 and up to 1")
+        for name in self.separate:
+            if name not in SEPARATE:
+                hint = nearest(str(name), SEPARATE)
+                raise InputError(f"separate: {name!r} is not one of {', '.join(SEPARATE)}{hint}")
+        known = [f.name for f in fields(self) if f.name != "kernels"]
+        for kernel, own in self.kernels.items():
+            for name in own:
+                if name not in known:
+                    raise InputError(f"kernels: {kernel}: {name!r} is no field of a schedule{nearest(name, known)}")
         for tile, place in self.place.items():
             if place not in get_args(Place):
                 raise InputError(f"place of tile {tile}: {place!r} is not one of {', '.join(get_args(Place))}")

@@ -143,6 +143,17 @@ class Kernel:
             return 1
         return SPLIT_RULES[self.file.split.rule](a, processors)
 
+    def refuse_unknown(self, flow: Dataflow, a: Attention, schedule: Schedule) -> None:
+        """Raise InputError for a [kernels.NAME] that the dataflow has not, with a mask or without."""
+        if not self.file.kernels:
+            return
+        own = replace(schedule, separate=tuple(self.file.settings.get("separate", ())))
+        known = [k.name for k in flow.write(replace(a, causal=True), own).kernels]
+        for name in self.file.kernels:
+            if name not in known:
+                raise InputError(f"kernel {self.name}: kernels: {self.file.dataflow} has no kernel {name!r}"
+                                 f" (it has {', '.join(known)}){nearest(name, known)}")  # fmt: skip
+
     def dataflow(self) -> Dataflow:
         """A dataflow of its name, whose schedules are the authors'."""
         flow = load_dataflow(self.file.dataflow)
@@ -158,7 +169,9 @@ class Kernel:
                 own["kernels"] = {name: part.fields_for(a, hardware) for name, part in self.file.kernels.items()}
             why = f"as {self.title}" + ("; some fields are given" if given else "")
             if flow.plan is None or own["splits"] > 1:
-                return Schedule(**own), why
+                schedule = Schedule(**own)
+                self.refuse_unknown(flow, a, schedule)
+                return schedule, why
 
             def settled(also: Also | None = None, *, rows: Sequence[int] = (), **more: Any) -> tuple[Schedule, str]:
                 return rule(also, rows=rows, **{**more, **own})

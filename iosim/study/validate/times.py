@@ -144,7 +144,8 @@ def _call(name: str, a: Attention, machine: Hardware, tile: tuple[tuple[str, Any
     counted = ledger(program)
     prints = footprints(program, schedule, machine)
     resident = {kernel: f.resident * (machine.processors or 1) for kernel, f in prints.items()}
-    traffic = behind_caches(program, counted, machine, resident, descending=schedule.descending)
+    clusters = {name: max(schedule.of(name).multicast.values(), default=1) for name in prints}
+    traffic = behind_caches(program, counted, machine, resident, schedule.descending, clusters)
     shown = with_dirty_lines(traffic, H200_DIRTY)
     return Modelled(timeline(program, schedule, machine, shown if schedule.kernels else traffic), shown)
 
