@@ -97,8 +97,8 @@ class Schedule:
     tile beyond its own.  "latency" is how many cycles a warp alone takes from one instruction to its next.
     `dram_share` is what its pattern of addresses reaches of the bandwidth of DRAM.
     `kernels` are fields that single kernels of the program have otherwise, by the kernel's name: see `of`.
-    `separate` names elementwise work that a library runs as kernels of its own ("scale", "copy", "mask", "product"), `band`
-    is how many rows of tiles a product walks column by column before it goes to the next ones.
+    `separate` names elementwise work that a library runs as kernels of its own ("scale", "copy", "mask", "product").
+    `band` is how many rows of tiles a product walks column by column before it goes to the next ones.
     """
 
     block_q: int

@@ -28,6 +28,10 @@ class DirtyLines:
     most_bytes: float
     read_weight: float
 
+    def of(self, cache_bytes: int) -> DirtyLines:
+        """The same share of another cache."""
+        return replace(self, cache_bytes=cache_bytes, most_bytes=self.most_bytes * cache_bytes / self.cache_bytes)
+
     def counted(self, kernels: Iterable[tuple[float, float]], before: float | None = None) -> list[float]:
         """The bytes counted as written for kernels that read and write so many bytes, one after another.
 

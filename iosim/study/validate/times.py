@@ -23,7 +23,7 @@ from iosim.memory.counters import H200_DIRTY, with_dirty_lines
 from iosim.memory.onchip import footprints
 from iosim.problem import Attention
 from iosim.study.choose import choose
-from iosim.study.validate.rows import Row
+from iosim.study.validate.rows import Kernel, Row
 
 # A row's kernel by its role, and the kernels of our program that it stands for.
 ROLES: Mapping[tuple[str, str], tuple[str, ...]] = {
@@ -69,8 +69,8 @@ def predicted_time(row: Row, machine: Hardware) -> float:
     extra = float(conditions()[row.kind]["call_us"]) * 1e-6
     if row.kernel is None:
         return done.timeline.seconds + extra
-    found = [k for k in done.timeline.kernels if k.name in _names(row, done)]
-    return sum(k.makespan_ps for k in found) / 1e12 + extra
+    names = _names(row.kernel, row.direction, done)
+    return sum(k.makespan_ps for k in done.timeline.kernels if k.name in names) / 1e12 + extra
 
 
 def predicted_bytes(row: Row, machine: Hardware) -> dict[str, float]:
@@ -78,19 +78,19 @@ def predicted_bytes(row: Row, machine: Hardware) -> dict[str, float]:
     done = modelled(row, machine)
     if row.kernel is None:
         raise NoModelError("no bytes of whole calls")
-    read, written = map(sum, zip(*(done.traffic.of_kernel(name) for name in _names(row, done)), strict=True))
+    names = _names(row.kernel, row.direction, done)
+    read, written = map(sum, zip(*(done.traffic.of_kernel(name) for name in names), strict=True))
     if row.kernel.position == 0 and row.direction == "forward":
         read += CODE.get(row.implementation, 0)
     return {"dram_read_bytes": read, "dram_write_bytes": written}
 
 
-def _names(row: Row, done: Modelled) -> list[str]:
-    """The kernels of our program that a row about one kernel is about.  Raises NoModelError."""
-    assert row.kernel is not None
-    names = ROLES.get((row.direction, row.kernel.role), ())
+def _names(kernel: Kernel, direction: str, done: Modelled) -> list[str]:
+    """The kernels of our program that a measured kernel stands for.  Raises NoModelError."""
+    names = ROLES.get((direction, kernel.role), ())
     found = [k.name for k in done.timeline.kernels if k.name in names]
     if not found:
-        raise NoModelError(f"no kernel for {row.kernel.name}")
+        raise NoModelError(f"no kernel for {kernel.name}")
     return found
 
 
@@ -146,7 +146,8 @@ def _call(name: str, a: Attention, machine: Hardware, tile: tuple[tuple[str, Any
     resident = {kernel: f.resident * (machine.processors or 1) for kernel, f in prints.items()}
     clusters = {name: max(schedule.of(name).multicast.values(), default=1) for name in prints}
     traffic = behind_caches(program, counted, machine, resident, schedule.descending, clusters)
-    shown = with_dirty_lines(traffic, H200_DIRTY)
+    capacity = machine.caches[0].capacity_bytes if machine.caches else None
+    shown = traffic if capacity is None else with_dirty_lines(traffic, H200_DIRTY.of(capacity))
     return Modelled(timeline(program, schedule, machine, shown if schedule.kernels else traffic), shown)
 
 
