@@ -19,6 +19,7 @@ from math import gcd
 from iosim.dataflows.elementwise import STRIDED, elementwise
 from iosim.dataflows.row_softmax import row_softmax
 from iosim.dataflows.tiles import GAIN, mask_keys, operand, operands
+from iosim.errors import InputError
 from iosim.index import cdiv
 from iosim.problem import Attention
 from iosim.program import Builder, Program, Tensor, rows
@@ -31,6 +32,8 @@ TAKES = ("fp8", "fp16 accumulator")
 
 def standard(a: Attention, s: Schedule) -> Program:
     """The program for problem `a` with the tile sizes of schedule `s`."""
+    if a.is_fp8 and s.separate:
+        raise InputError(f"separate: {', '.join(s.separate)}: fp8 is scaled, copied and masked by no kernel of its own")
     p = Builder("standard")
     Q, K, V = operands(p, a)
     if a.is_fp8:

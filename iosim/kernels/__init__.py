@@ -26,7 +26,7 @@ from iosim.dataflows import Dataflow, load_dataflow
 from iosim.dataflows.split_rules import flash2_splits
 from iosim.errors import InputError, nearest
 from iosim.kernels.library import Lengths, Product
-from iosim.schedule import Order, Role, Schedule, Step
+from iosim.schedule import SEPARATE, Order, Role, Schedule, Step
 
 if TYPE_CHECKING:
     from iosim.dataflows import Also, Rule
@@ -85,7 +85,7 @@ class _Part(BaseModel):
         if self.product is not None:
             own |= self.product.fields(a, hardware)
         if self.row:
-            own |= next(kind for kind in self.row if a.n_k <= kind.most).fields(a.n_k, hardware)
+            own |= next(kind for kind in self.row if kind.takes(a.n_k)).fields(a.n_k, hardware)
         return own
 
 
@@ -144,11 +144,11 @@ class Kernel:
         return SPLIT_RULES[self.file.split.rule](a, processors)
 
     def refuse_unknown(self, flow: Dataflow, a: Attention, schedule: Schedule) -> None:
-        """Raise InputError for a [kernels.NAME] that the dataflow has not, with a mask or without."""
+        """Raise InputError for a [kernels.NAME] that the dataflow has not, whatever it runs as kernels of its own."""
         if not self.file.kernels:
             return
-        own = replace(schedule, separate=tuple(self.file.settings.get("separate", ())))
-        known = [k.name for k in flow.write(replace(a, causal=True), own).kernels]
+        whole = flow.write(replace(a, causal=True), replace(schedule, separate=SEPARATE))
+        known = [k.name for k in whole.kernels]
         for name in self.file.kernels:
             if name not in known:
                 raise InputError(f"kernel {self.name}: kernels: {self.file.dataflow} has no kernel {name!r}"

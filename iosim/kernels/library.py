@@ -49,7 +49,8 @@ class Product(_Table):
 
         Kernels are persistent where warp groups issue the matrix instructions, and clusters need those machines too.
         """
-        rows, cols = tile(getattr(a, self.rows), getattr(a, self.cols), a.batch * a.heads, hardware.processors or 1)
+        size, products = (getattr(a, self.rows), getattr(a, self.cols)), a.batch * a.heads
+        rows, cols = tile(*size, products, hardware.processors or 1, free=len(self.tile) > 1)
         room = hardware.sram.block_capacity_bytes - min(STAGED, 2 * rows * cols)
         stages = max(1, min(MOST_STAGES, room // (2 * DEPTH * (rows + cols))))
         band = max(1, BAND // rows) if self.band and getattr(a, self.rows) > BAND else 1
@@ -69,14 +70,14 @@ class Product(_Table):
         }
 
 
-def tile(rows: int, cols: int, products: int, processors: int) -> tuple[int, int]:
+def tile(rows: int, cols: int, products: int, processors: int, *, free: bool = True) -> tuple[int, int]:
     """Rows and columns of the largest tile of which nearly all processors get one; of alike ones twice as high as wide.
 
     As counted on an H200 (names of the nvjet kernels in iosim/data/h200_counters.csv), where results are wide and where
-    they are as narrow as a head.
+    they are as narrow as a head.  Where its columns are not `free`, it has as many as rows, and no more than there are.
     """
     width = next((c for c in reversed(COLS) if c >= cols), COLS[0])
-    tiles = [(r, c) for r in ROWS for c in COLS if r * c <= MOST and c <= width]
+    tiles = [(r, c) for r in ROWS for c in COLS if r * c <= MOST and c <= width and (free or c == min(r, width))]
     tiles.sort(key=lambda t: (-prod(t), abs(t[0] / t[1] - 2), -t[1]))
     enough = [t for t in tiles if products * -(-rows // t[0]) * -(-cols // t[1]) >= ENOUGH * processors]
     return (enough or tiles[-1:])[0]
@@ -96,14 +97,17 @@ class Counted(_Table):
 
 
 class Lengths(_Table):
-    """A kernel over rows of up to `most` elements: so many rows and warp groups a block, registers a thread.
+    """A kernel over rows of up to `most` elements, a `multiple`: rows and warp groups of a block, registers of a thread.
 
-    `places` are how many elements of a row its code passes through, 0 for those that are there.  A row is read
-    `passes` times, in tiles of at most `cols`.  `operations` of an element are those of the program, `special` the
-    special functions of one, for `exps` exps in the program.
+    `places` are how many elements of a row its code passes through, 0 for those that are there.  A row that is longer
+    than `cols` is read anew in each pass, in tiles of that size with `stages` buffers.  A block takes `vector` elements
+    at once, its threads the same number or none; `in_turn` says that each load waits for the one before it.
+    `operations` of an element are those of the program, `special` the special functions of one, `special_place` of a
+    place beyond, for `exps` exps in the program.
     """
 
     most: int = 2**24
+    multiple: int = 1
     rows: int = 1
     groups: int = 1
     registers: int
@@ -113,10 +117,15 @@ class Lengths(_Table):
     operations: int
     exps: int = 0
     special: float = 0
+    special_place: float = 0
     counted: Counted
     vector: int = 0
     in_turn: bool = False
     stages: int = 1
+
+    def takes(self, n: int) -> bool:
+        """Whether it is written for rows of `n` elements."""
+        return n <= self.most and n % self.multiple == 0
 
     def fields(self, n: int, hardware: Hardware) -> dict[str, Any]:
         """The fields of the schedule for rows of `n` elements."""
@@ -125,11 +134,12 @@ class Lengths(_Table):
         c = self.counted
         tail = n % self.cols if self.cols < n else 0
         each = c.element + (c.lane * lanes + c.place * self.places + c.tail * tail) / n
-        each = (each + (SPECIAL_SLOTS - 1) * self.special) / FILLED
-        own = self.operations + self.special - self.exps  # of which the program has its exps
+        special = self.special + self.special_place * self.places / n
+        each = (each + (SPECIAL_SLOTS - 1) * special) / FILLED
+        own = self.operations + special - self.exps  # of which the program has its exps
         instructions = {"score" if self.exps else "element": (each - own) / max(1, self.exps)}
         if self.exps:
-            instructions["special"] = (self.special - self.exps) / self.exps
+            instructions["special"] = (special - self.exps) / self.exps
         busiest = c.element + c.place if not self.vector else c.element * (-(-n // self.vector) * self.vector) / n
         instructions["latency"] = LATENCY * busiest / each
         return {
