@@ -20,12 +20,12 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from iosim.dataflows import Dataflow, load_dataflow
 from iosim.dataflows.split_rules import flash2_splits
 from iosim.errors import InputError, nearest
-from iosim.kernels.library import Lengths, Product
+from iosim.kernels.library import Code, Lengths, Product
 from iosim.schedule import SEPARATE, Order, Role, Schedule, Step
 
 if TYPE_CHECKING:
@@ -75,7 +75,14 @@ class _Part(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="allow")
     product: Product | None = None
+    code: Code | None = None
     row: tuple[Lengths, ...] = ()
+
+    @model_validator(mode="after")
+    def has_both(self) -> _Part:
+        if bool(self.row) != (self.code is not None):
+            raise ValueError("kernels by the length of a row need a table `code`, and only they")
+        return self
 
     def fields_for(self, a: Attention, hardware: Hardware) -> dict[str, Any]:
         """The fields of its schedule for problem `a`."""
@@ -84,8 +91,11 @@ class _Part(BaseModel):
             own["units"] = tuple(own["units"])
         if self.product is not None:
             own |= self.product.fields(a, hardware)
-        if self.row:
-            own |= next(kind for kind in self.row if kind.takes(a.n_k)).fields(a.n_k, hardware)
+        if self.row and self.code is not None:
+            kind = next((kind for kind in self.row if kind.takes(a.n_k)), None)
+            if kind is None:
+                raise InputError(f"n_k: no kernel for rows of {a.n_k} elements; the longest is for {self.row[-1].most}")
+            own |= kind.fields(a.n_k, hardware, self.code)
         return own
 
 

@@ -21,9 +21,6 @@ ENOUGH = 0.95  # of the processors get a tile
 DEPTH = 64  # elements of one step of the inner dimension
 MOST_STAGES, STAGED = 16, 16 * 1024  # buffers; bytes of SRAM through which results leave
 BAND = 4096  # rows of scores that are walked column by column
-FILLED = 0.9  # of the issue slots such code fills at best
-SPECIAL_SLOTS = 2  # issue slots that a special function takes: it has 16 lanes for 32
-LATENCY = 10.2  # cycles that a warp alone takes from one instruction to its next
 Size = Literal["n_q", "n_k", "d", "d_v"]
 
 
@@ -96,8 +93,20 @@ class Counted(_Table):
     tail: float = 0
 
 
+class Code(_Table):
+    """How the code of row kernels keeps a processor busy.
+
+    It fills at best the share `filled` of the issue slots; a special function takes `special_slots` of them, as it has
+    fewer lanes than a warp; a warp alone takes `latency` cycles from one instruction to its next.
+    """
+
+    filled: float
+    special_slots: float
+    latency: float
+
+
 class Lengths(_Table):
-    """A kernel over rows of up to `most` elements, a `multiple`: rows and warp groups of a block, registers of a thread.
+    """A kernel over rows of up to `most` elements, a `multiple`: rows and warp groups a block, registers a thread.
 
     `places` are how many elements of a row its code passes through, 0 for those that are there.  A row that is longer
     than `cols` is read anew in each pass, in tiles of that size with `stages` buffers.  A block takes `vector` elements
@@ -127,7 +136,7 @@ class Lengths(_Table):
         """Whether it is written for rows of `n` elements."""
         return n <= self.most and n % self.multiple == 0
 
-    def fields(self, n: int, hardware: Hardware) -> dict[str, Any]:
+    def fields(self, n: int, hardware: Hardware, code: Code) -> dict[str, Any]:
         """The fields of the schedule for rows of `n` elements."""
         lanes = self.groups * 128 // self.rows
         tiles = -(-n // self.cols)
@@ -135,13 +144,13 @@ class Lengths(_Table):
         tail = n % self.cols if self.cols < n else 0
         each = c.element + (c.lane * lanes + c.place * self.places + c.tail * tail) / n
         special = self.special + self.special_place * self.places / n
-        each = (each + (SPECIAL_SLOTS - 1) * special) / FILLED
+        each = (each + (code.special_slots - 1) * special) / code.filled
         own = self.operations + special - self.exps  # of which the program has its exps
         instructions = {"score" if self.exps else "element": (each - own) / max(1, self.exps)}
         if self.exps:
             instructions["special"] = (special - self.exps) / self.exps
         busiest = c.element + c.place if not self.vector else c.element * (-(-n // self.vector) * self.vector) / n
-        instructions["latency"] = LATENCY * busiest / each
+        instructions["latency"] = code.latency * busiest / each
         return {
             "softmax_rows": self.rows,
             "softmax_cols": -(-n // tiles),

@@ -44,11 +44,11 @@ def counted_products() -> list[tuple[str, Attention, str, tuple[int, int], int]]
         found = re.search(r"_hsh_(\d+)x(\d+)_\d+x(\d+)_", r["kernel"])
         if not found:
             continue
-        key = (r["pass"], r["batch"], r["heads"], r["n"], r["d"])
+        key = tuple(r[name] for name in ("pass", "batch", "heads", "n", "d"))
         number = before[key] = before.get(key, -1) + 1
         if float(r["us"]) > 10:
             a = Attention(batch=int(r["batch"]), heads=int(r["heads"]), n_q=int(r["n"]), d=int(r["d"]))
-            name = "standard" if r["pass"] == "fwd" else "standard-backward"
+            name = {"fwd": "standard", "bwd": "standard-backward"}[r["pass"]]
             tile = int(found[1]), int(found[2])
             out.append((name, a, PRODUCTS[r["pass"]][number], tile, int(found[3])))
     return out
