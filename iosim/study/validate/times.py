@@ -75,9 +75,9 @@ def predicted_time(row: Row, machine: Hardware) -> float:
 
 def predicted_bytes(row: Row, machine: Hardware) -> dict[str, float]:
     """DRAM bytes of a row about one kernel, by quantity.  Raises NoModelError."""
-    done = modelled(row, machine)
     if row.kernel is None:
         raise NoModelError("no bytes of whole calls")
+    done = modelled(row, machine)
     names = _names(row.kernel, row.direction, done)
     read, written = map(sum, zip(*(done.traffic.of_kernel(name) for name in names), strict=True))
     if row.kernel.position == 0 and row.direction == "forward":
