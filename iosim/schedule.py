@@ -18,7 +18,7 @@ loop are skipped, which makes the prologue and the epilogue of a software pipeli
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 from iosim.errors import InputError, nearest
@@ -34,6 +34,7 @@ MAX_SPLITS = 1024
 GROUP_ROWS = 64  # query rows that one warp group takes by default
 SOFTMAXES = ("safe", "naive", "online")
 SCORES = ("data", "fp32")
+SEPARATE = ("scale", "copy", "mask", "product")
 GRID_ORDERS = ("natural", "longest-first")
 
 
@@ -85,8 +86,10 @@ class Schedule:
     What a compiler or an author has settled beyond that: `units` names the matrix and copy instructions, where the
     machine has several; `registers` is what a thread has, of which `spills` more words live in device memory;
     `shares` names, for a tile, another whose buffer it takes, as the two are never alive together; in a `persistent`
-    kernel a processor keeps its blocks and takes the next tile of the grid without a new start; loops in `descending`
-    are walked from their last iteration to the first.  `cycles` is what the
+    kernel a processor keeps its blocks and takes the next tile of the grid without a new start, and in one that runs
+    `ahead` the first copies for that tile, as many as it has buffers, are there by then; tiles in `multicast` are read
+    from the L2 once for so many blocks of a cluster; loops in `descending` are walked from their last iteration to the
+    first.  `cycles` is what the
     code adds to its operations, for a warp group: by the name of a phase after it ends, as "mask" to a phase that
     applies a mask, as "enter" and "leave" to a block.  `instructions` are issue slots of a lane that its code takes
     beyond its operations (addresses, moves, the care for small numbers): "score" for each exp of a tile, of which as
@@ -97,7 +100,12 @@ class Schedule:
     the rows.
     `fragments` are the sets of operands that a warp keeps in registers: with two it loads the next ones from SRAM under
     the products of these.
-    `kernels` has, by kernel, the fields in which it differs from the rest of its program.
+    "element" counts for each element stored; "special" are special functions for each exp of a tile beyond its own;
+    "latency" is how many cycles a warp alone takes from one instruction to its next.
+    `dram_share` is what its pattern of addresses reaches of the bandwidth of DRAM.
+    `kernels` are fields that single kernels of the program have otherwise, by the kernel's name: see `of`.
+    `separate` names elementwise work that a library runs as kernels of its own ("scale", "copy", "mask", "product").
+    `band` is how many rows of tiles a product walks column by column before it goes to the next ones.
     """
 
     block_q: int
@@ -121,17 +129,23 @@ class Schedule:
     spills: int = 0
     shares: Mapping[str, str] = field(default_factory=dict, hash=False)
     persistent: bool = False
+    ahead: bool = False
+    multicast: Mapping[str, int] = field(default_factory=dict, hash=False)
+    dram_share: float = 1.0
     descending: tuple[str, ...] = ()
     cycles: Mapping[str, int] = field(default_factory=dict, hash=False)
     instructions: Mapping[str, float] = field(default_factory=dict, hash=False)
     along_rows: Mapping[str, int] = field(default_factory=dict, hash=False)
     fragments: int = 2
     kernels: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
+    separate: tuple[str, ...] = ()
+    band: int = 1
 
     def __post_init__(self) -> None:
         for name in ("block_q", "block_k", "block_d", "softmax_rows"):
             object.__setattr__(self, name, require_int(name, getattr(self, name), 1, MAX_BLOCK))
         require_int("softmax_cols", self.softmax_cols, 1, 2**24)
+        require_int("band", self.band, 1, 2**24)
         require_int("groups", self.groups, 1, MAX_GROUPS)
         require_int("splits", self.splits, 1, MAX_SPLITS)
         for name, allowed in (("softmax", SOFTMAXES), ("scores", SCORES), ("grid_order", GRID_ORDERS)):
@@ -147,13 +161,25 @@ class Schedule:
                 raise InputError(f"{name}: {value!r} is not True or False")
         for stage in self.stages:
             require_int("stages", stage, 1, MAX_STAGES)
+        if not 0 < self.dram_share <= 1:
+            raise InputError(f"dram_share: {self.dram_share!r} is not above 0 and up to 1")
+        for name in self.separate:
+            if name not in SEPARATE:
+                hint = nearest(str(name), SEPARATE)
+                raise InputError(f"separate: {name!r} is not one of {', '.join(SEPARATE)}{hint}")
+        known = [f.name for f in fields(self) if f.name != "kernels"]
+        for kernel, own in self.kernels.items():
+            for name in own:
+                if name not in known:
+                    raise InputError(f"kernels: {kernel}: {name!r} is no field of a schedule{nearest(name, known)}")
         for tile, place in self.place.items():
             if place not in get_args(Place):
                 raise InputError(f"place of tile {tile}: {place!r} is not one of {', '.join(get_args(Place))}")
 
-    def of_kernel(self, name: str) -> Schedule:
-        """The schedule of one kernel."""
-        return replace(self, **self.kernels[name], kernels={}) if name in self.kernels else self
+    def of(self, kernel: str) -> Schedule:
+        """The schedule of one kernel of the program."""
+        own = self.kernels.get(kernel)
+        return replace(self, kernels={}, **own) if own else self
 
     def slots(self, loads: tuple[str, ...]) -> dict[str, int]:
         """Buffers for each loaded tile of one loop body."""

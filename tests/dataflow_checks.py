@@ -227,10 +227,32 @@ def check_standard(a: Attention, s: Schedule, program: Program) -> None:
     if a.is_fp8:  # one scale of a head, read by every output tile
         expected["SQ"] = expected["SK"] = {"read": 4 * heads * q_tiles * k_tiles}
         expected["SV"] = {"read": 4 * heads * q_tiles * ceil(a.d_v / min(s.block_k, a.d_v))}
+    more = separate_kernels(a, s, expected)
     assert_bytes(program, expected)
     # The papers: S and P written and read once, Q and O once a query head, K and V once a key/value head.
     rows = a.heads * a.n_q * (a.d * e + a.d_v * max(e, 2)) + a.kv_heads * a.n_k * (a.d + a.d_v) * e
-    assert ledger(program).paper_hbm_bytes == 2 * (scores + matrix) + a.batch * rows
+    assert ledger(program).paper_hbm_bytes == 2 * (scores + matrix) + a.batch * rows + more
+
+
+def separate_kernels(a: Attention, s: Schedule, expected: Bytes) -> int:
+    """Change the bytes of `standard` to those with kernels of their own, which read a tensor and write it under another
+    name; returns how many more that are by the papers' count."""
+    before = dict.fromkeys(("Q", "K", "V", "S"), "")
+    made = [(t, "copied") for t in "QKV" if "copy" in s.separate]
+    made += [("Q", "scaled")] if "scale" in s.separate else []
+    made += [("S", "masked")] if "mask" in s.separate and (a.causal or a.window is not None) else []
+    more = 0
+    for tensor, done in made:
+        count = a.batch * {"Q": a.heads * a.n_q * a.d, "K": a.kv_heads * a.n_k * a.d, "V": a.kv_heads * a.n_k * a.d_v,
+                           "S": a.heads * a.n_q * a.n_k}[tensor]  # fmt: skip
+        bytes_ = count * (score(a, s) if tensor == "S" else dtype(a.dtype).bytes)
+        source = f"{tensor}{before[tensor]}"
+        used = expected[source].pop("read")
+        expected[source]["read"] = bytes_
+        before[tensor] = f" {done}"
+        expected[f"{tensor} {done}"] = {"write": bytes_, "read": used}
+        more += 2 * bytes_
+    return more
 
 
 def check_flash1(a: Attention, s: Schedule, program: Program) -> None:
@@ -340,10 +362,22 @@ def check_standard_backward(a: Attention, s: Schedule, program: Program) -> None
         "dK": {"write": k // a.group},
         "dV": {"write": v // a.group},
     }
+    more = 0
+    if "product" in s.separate:  # P * dP takes the place of dP in dS
+        expected["P"]["read"] += matrix
+        expected["dP"]["read"] = matrix
+        expected["P dP"] = {"write": matrix, "read": matrix * passes}
+        more += 3 * matrix
+    if "copy" in s.separate:
+        expected["dK strided"] = {"write": k // a.group, "read": k // a.group}
+        more += 2 * k // a.group
+    if "scale" in s.separate:
+        expected["dQ unscaled"] = {"write": q, "read": q}
+        more += 2 * q
     assert_bytes(program, expected)
     # The papers: P, dP and dS seven times (dV reads P; dP is written; dS reads two and writes one; dQ and dK read dS),
     # dO twice, the rest once; K, V and their gradients once a key/value head.
-    assert ledger(program).paper_hbm_bytes == 7 * matrix + 2 * o + 2 * q + 2 * (k + v) // a.group
+    assert ledger(program).paper_hbm_bytes == 7 * matrix + 2 * o + 2 * q + 2 * (k + v) // a.group + more
 
 
 def check_softmax(a: Attention, s: Schedule, program: Program, kind: str) -> None:

@@ -45,18 +45,20 @@ def row_softmax(
     *,
     once: bool = False,
     gain: int = 1,
+    masked: bool = False,
 ) -> None:
     """The kernel: P = gain softmax(S) with the masks of `a`, and L = log(sum(exp(S))) by rows where it is asked for.
 
-    `once`: the papers count the operands once (see Kernel).
+    `once`: the papers count the operands once (see Kernel).  `masked`: S has the masks already.
     """
-    r, c = s.softmax_rows, s.softmax_cols
+    own = s.of("softmax")
+    r, c = own.softmax_rows, own.softmax_cols
     with p.kernel("softmax", operands_once=once, b=a.batch, h=a.heads, i=cdiv(a.n_q, r)) as (b, h, i):
 
         def scores(name: str, j: Ex) -> Tile:
             x = p.load(name, S[b, h, rows(i, r), rows(j, c)])
             with p.phase(f"mask {name}"):
-                if a.causal or a.window is not None or a.n_k % c:
+                if (not masked and (a.causal or a.window is not None)) or a.n_k % c:
                     mask_keys(p, a, x, i, j, r, c)
             return x
 

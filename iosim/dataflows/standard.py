@@ -5,26 +5,35 @@ steps of the inner dimension.  The softmax keeps a row on chip where it fits; a 
 twice by the kinds "naive" and "online" (see row_softmax).  A mask saves no work here: it is applied by the softmax.
 S and P are stored in the data dtype, or in fp32, and then P is cast for the second product.
 
+A library may run as kernels of their own ("scale", "copy" and "mask" among the schedule's `separate`) the scaling of
+Q, a copy of each operand into the layout that its products take, and the mask; and it may walk the scores in bands.
+
 In fp8 (the baseline of FlashAttention-3's Table 3) a head's Q, K and V have one scale each, S is in fp16, and P in fp8,
 multiplied by 2^8.
 """
 
 from __future__ import annotations
 
+from math import gcd
+
+from iosim.dataflows.elementwise import STRIDED, elementwise
 from iosim.dataflows.row_softmax import row_softmax
-from iosim.dataflows.tiles import GAIN, operand, operands
+from iosim.dataflows.tiles import GAIN, mask_keys, operand, operands
+from iosim.errors import InputError
 from iosim.index import cdiv
 from iosim.problem import Attention
-from iosim.program import Builder, Program, rows
+from iosim.program import Builder, Program, Tensor, rows
 from iosim.schedule import Schedule
 
-USES = ("block_q", "block_k", "block_d", "softmax", "softmax_rows", "softmax_cols", "scores")
+USES = ("block_q", "block_k", "block_d", "softmax", "softmax_rows", "softmax_cols", "scores", "separate", "band")
 BACKWARD = "standard-backward"
 TAKES = ("fp8", "fp16 accumulator")
 
 
 def standard(a: Attention, s: Schedule) -> Program:
     """The program for problem `a` with the tile sizes of schedule `s`."""
+    if a.is_fp8 and s.separate:
+        raise InputError(f"separate: {', '.join(s.separate)}: fp8 is scaled, copied and masked by no kernel of its own")
     p = Builder("standard")
     Q, K, V = operands(p, a)
     if a.is_fp8:
@@ -34,17 +43,22 @@ def standard(a: Attention, s: Schedule) -> Program:
     P = p.tensor("P", matrix, s.scores_dtype(a.dtype), "scratch")
     O = p.tensor("O", (a.batch, a.heads, a.n_q, a.d_v), a.out_dtype, "out")
     L = p.tensor("L", (a.batch, a.heads, a.n_q), "fp32", "out") if a.lse else None
-    bq, bk, step = s.block_q, s.block_k, s.block_d
+    if "copy" in s.separate:
+        Q, K, V = (_copied(p, a, X) for X in (Q, K, V))
+    scaled = "scale" in s.separate
+    if scaled:
+        before, Q = Q, p.tensor("Q scaled", Q.shape, a.dtype, "scratch")
+        elementwise(p, "scale", Q, (before,), lambda q: p.scale("qs", q, by=a.scale))
+    own = s.of("scores")
+    bq, bk, step = own.block_q, own.block_k, own.block_d
     heads = {"b": a.batch, "kv": a.kv_heads, "g": a.group}
+    tiles, across = cdiv(a.n_q, bq), cdiv(a.n_k, bk)
+    band = gcd(tiles, own.band)
+    grid = {"i": tiles, "j": across} if band == 1 else {"above": tiles // band, "j": across, "i": band}
 
-    with p.kernel("scores", operands_once=True, **heads, i=cdiv(a.n_q, bq), j=cdiv(a.n_k, bk)) as (
-        b,
-        kv,
-        g,
-        i,
-        j,
-    ):
+    with p.kernel("scores", operands_once=True, **heads, **grid) as (b, kv, g, *at):
         h = kv * a.group + g
+        i, j = at if band == 1 else (at[0] * band + at[2], at[1])
         x = p.fill("x", shape=(bq, bk), value=0, dtype=a.accumulator)
         with p.loop("t", 0, cdiv(a.d, step)) as t:
             q = p.load("q", Q[b, h, rows(i, bq), rows(t, step)])
@@ -53,11 +67,16 @@ def standard(a: Attention, s: Schedule) -> Program:
                 p.matmul(x, q, k.T, add=True)
         if a.is_fp8:
             p.mul(x, x, p.mul("sqk", p.load("sq", SQ[b, h, rows(0, 1)]), p.load("sk", SK[b, kv, rows(0, 1)])))
-        p.store(S[b, h, rows(i, bq), rows(j, bk)], p.scale("s", x, by=a.scale))
+        p.store(S[b, h, rows(i, bq), rows(j, bk)], p.scale("s", x, by=1 if scaled else a.scale))
 
-    row_softmax(p, a, s, s.softmax, S, P, L, once=True, gain=GAIN if a.is_fp8 else 1)
+    separate = "mask" in s.separate and (a.causal or a.window is not None)
+    if separate:
+        S = _masked(p, a, S)
+    gain = GAIN if a.is_fp8 else 1
+    row_softmax(p, a, s, s.softmax, S, P, L, once=True, gain=gain, masked=separate)
 
-    cols = min(bk, a.d_v)
+    own = s.of("output")
+    bq, step, cols = own.block_q, own.block_d, min(own.block_k, a.d_v)
     with p.kernel("output", operands_once=True, **heads, i=cdiv(a.n_q, bq), c=cdiv(a.d_v, cols)) as (
         b,
         kv,
@@ -77,3 +96,24 @@ def standard(a: Attention, s: Schedule) -> Program:
             p.mul(o, o, p.scale("sv / gain", p.load("sv", SV[b, kv, rows(0, 1)]), by=1 / GAIN))
         p.store(O[b, h, rows(i, bq), rows(c, cols)], o)
     return p.done()
+
+
+def _copied(p: Builder, a: Attention, X: Tensor) -> Tensor:
+    """A copy of X, made by a kernel of its own."""
+    copied = p.tensor(f"{X.name} copied", X.shape, a.dtype, "scratch")
+    elementwise(p, f"copy {X.name}", copied, (X,), lambda x: p.cast("copied", x, a.dtype), STRIDED)
+    return copied
+
+
+def _masked(p: Builder, a: Attention, S: Tensor) -> Tensor:
+    """S with the masks of `a`, made by a kernel of its own."""
+    masked = p.tensor("S masked", S.shape, S.dtype, "scratch")
+    cols = min(a.n_k, STRIDED)
+    r = max(1, STRIDED // cols)
+    grid = {"b": a.batch, "h": a.heads, "i": cdiv(a.n_q, r), "j": cdiv(a.n_k, cols)}
+    with p.kernel("mask", operands_once=True, **grid) as (b, h, i, j):
+        view = b, h, rows(i, r), rows(j, cols)
+        x = p.load("x", S[view])
+        mask_keys(p, a, x, i, j, r, cols)
+        p.store(masked[view], x)
+    return masked

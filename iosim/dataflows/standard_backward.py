@@ -4,6 +4,10 @@ What a library does without fusion, with dO the gradient of O:
 
     dV = P^T dO    dP = dO V^T    dS = P * (dP - rowsum(dP * P))    dQ = scale * dS K    dK = scale * dS^T Q
 
+A library may run as kernels of their own ("product", "copy" and "scale" among the schedule's `separate`) the product
+P * dP before the softmax's gradient, which then reads it in place of dP; a copy of dK, which its product leaves
+transposed; and the scaling of dQ.
+
 P, dP and dS are N x N matrices in the data dtype, or in fp32 and cast for the products.  Key/value heads that several
 query heads share take the sum over these heads inside the product.  P is 0 where a mask hides a key, so that no mask is
 applied again, and none saves work.
@@ -14,13 +18,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from iosim.dataflows.elementwise import STRIDED, elementwise
 from iosim.dataflows.tiles import operand
 from iosim.index import Ex, cdiv
 from iosim.problem import Attention
 from iosim.program import Builder, Program, Tensor, Tile, rows
 from iosim.schedule import Schedule
 
-USES = ("block_q", "block_k", "block_d", "softmax_rows", "softmax_cols", "scores")
+USES = ("block_q", "block_k", "block_d", "softmax_rows", "softmax_cols", "scores", "separate")
 COMPUTES = "backward"
 
 
@@ -37,9 +42,10 @@ def standard_backward(a: Attention, s: Schedule) -> Program:
     dQ = p.tensor("dQ", like_q, a.dtype, "out")
     dK, dV = p.tensor("dK", like_k, a.dtype, "out"), p.tensor("dV", like_v, a.dtype, "out")
     _over_queries(p, a, s, dV, P, dO, 1)
-    bq, bk, step = s.block_q, s.block_k, s.block_d
-    heads = {"b": a.batch, "kv": a.kv_heads, "g": a.group, "i": cdiv(a.n_q, bq)}
-    with p.kernel("dP", operands_once=True, **heads, j=cdiv(a.n_k, bk)) as (b, kv, g, i, j):
+    own = s.of("dP")
+    bq, bk, step = own.block_q, own.block_k, own.block_d
+    heads = {"b": a.batch, "kv": a.kv_heads, "g": a.group}
+    with p.kernel("dP", operands_once=True, **heads, i=cdiv(a.n_q, bq), j=cdiv(a.n_k, bk)) as (b, kv, g, i, j):
         h = kv * a.group + g
         x = p.fill("x", shape=(bq, bk), value=0)
         with p.loop("t", 0, cdiv(a.d_v, step)) as t:
@@ -48,9 +54,16 @@ def standard_backward(a: Attention, s: Schedule) -> Program:
             with p.phase("product"):
                 p.matmul(x, do, v.T, add=True)
         p.store(dP[b, h, rows(i, bq), rows(j, bk)], x)
-    _softmax_gradient(p, a, s, P, dP, dS)
-    cols = min(bk, a.d)
-    with p.kernel("dQ", operands_once=True, **heads, c=cdiv(a.d, cols)) as (b, kv, g, i, c):
+    product = "product" in s.separate
+    if product:
+        PdP = p.tensor("P dP", scores, kept, "scratch")
+        elementwise(p, "product", PdP, (P, dP), lambda pr, dp: p.mul(pr, pr, dp))
+    _softmax_gradient(p, a, s, P, PdP if product else dP, dS, product=product)
+    own = s.of("dQ")
+    bq, step, cols = own.block_q, own.block_d, min(own.block_k, a.d)
+    scaled = "scale" in s.separate
+    made = p.tensor("dQ unscaled", like_q, a.dtype, "scratch") if scaled else dQ
+    with p.kernel("dQ", operands_once=True, **heads, i=cdiv(a.n_q, bq), c=cdiv(a.d, cols)) as (b, kv, g, i, c):
         h = kv * a.group + g
         x = p.fill("x", shape=(bq, cols), value=0)
         with p.loop("t", 0, cdiv(a.n_k, step)) as t:
@@ -59,17 +72,24 @@ def standard_backward(a: Attention, s: Schedule) -> Program:
             ds = operand(p, ds, a.dtype)
             with p.phase("product"):
                 p.matmul(x, ds, k, add=True)
-        p.store(dQ[b, h, rows(i, bq), rows(c, cols)], p.scale("out", x, by=a.scale))
-    _over_queries(p, a, s, dK, dS, Q, a.scale)
+        p.store(made[b, h, rows(i, bq), rows(c, cols)], p.scale("out", x, by=1 if scaled else a.scale))
+    copied = "copy" in s.separate
+    strided = p.tensor("dK strided", like_k, a.dtype, "scratch") if copied else dK
+    _over_queries(p, a, s, strided, dS, Q, a.scale)
+    if copied:
+        elementwise(p, "copy", dK, (strided,), lambda x: p.cast("copied", x, a.dtype), STRIDED)
+    if scaled:
+        elementwise(p, "scale", dQ, (made,), lambda x: p.scale("scaled", x, by=a.scale))
     return p.done()
 
 
 def _over_queries(p: Builder, a: Attention, s: Schedule, out: Tensor, A: Tensor, B: Tensor, by: float) -> None:
     """out = by * A^T B, summed over the query heads of a group; A (batch, heads, n_q, n_k), B (.., n_q, d or d_v)."""
-    bk, step, n = s.block_k, s.block_d, out.shape[3]
-    cols = min(bk, n)
+    name = out.name.removesuffix(" strided")
+    own, n = s.of(name), out.shape[3]
+    bk, step, cols = own.block_k, own.block_d, min(own.block_k, n)
     grid = {"b": a.batch, "kv": a.kv_heads, "j": cdiv(a.n_k, bk), "c": cdiv(n, cols)}
-    with p.kernel(out.name, operands_once=True, **grid) as (b, kv, j, c):
+    with p.kernel(name, operands_once=True, **grid) as (b, kv, j, c):
         x = p.fill("x", shape=(bk, cols), value=0)
         with _group(p, a) as g, p.loop("t", 0, cdiv(a.n_q, step)) as t:
             left = p.load(A.name.lower(), A[b, kv * a.group + g, rows(t, step), rows(j, bk)])
@@ -90,28 +110,41 @@ def _group(p: Builder, a: Attention) -> Iterator[Ex]:
             yield g
 
 
-def _softmax_gradient(p: Builder, a: Attention, s: Schedule, P: Tensor, dP: Tensor, dS: Tensor) -> None:
-    """dS = P * (dP - rowsum(dP * P)) by rows: in one pass where a row tile spans all keys, else in two."""
-    r, c = s.softmax_rows, s.softmax_cols
+def _softmax_gradient(
+    p: Builder, a: Attention, s: Schedule, P: Tensor, dP: Tensor, dS: Tensor, *, product: bool
+) -> None:
+    """dS = P * (dP - rowsum(dP * P)) by rows: in one pass where a row tile spans all keys, else in two.
+
+    With `product` dP stands for P * dP, and dS = dP - P * rowsum(dP).
+    """
+    own = s.of("dS")
+    r, c = own.softmax_rows, own.softmax_cols
     with p.kernel("dS", operands_once=True, b=a.batch, h=a.heads, i=cdiv(a.n_q, r)) as (b, h, i):
 
         def operands(n: str, j: Ex) -> tuple[Tile, Tile]:
             view = b, h, rows(i, r), rows(j, c)
             return p.load(f"p{n}", P[view]), p.load(f"dp{n}", dP[view])
 
+        def row_sum(name: str, pr: Tile, dp: Tile) -> Tile:
+            return p.rowsum(name, dp if product else p.mul("product", pr, dp))
+
         def output(pr: Tile, dp: Tile, total: Tile, j: Ex) -> None:
-            shifted = p.sub("shifted", dp, total)
-            p.store(dS[b, h, rows(i, r), rows(j, c)], p.mul(shifted, shifted, pr))
+            if product:
+                grad = p.sub("gradient", dp, p.mul("part", pr, total))
+            else:
+                grad = p.sub("shifted", dp, total)
+                p.mul(grad, grad, pr)
+            p.store(dS[b, h, rows(i, r), rows(j, c)], grad)
 
         if c >= a.n_k:
             pr, dp = operands("", 0)
-            output(pr, dp, p.rowsum("total", p.mul("product", pr, dp)), 0)
+            output(pr, dp, row_sum("total", pr, dp), 0)
             return
         total = p.fill("total", shape=(r, 1), value=0)
         with p.loop("j1", 0, cdiv(a.n_k, c)) as j:
             pr, dp = operands("1", j)
             with p.phase("row sum"):
-                p.add(total, total, p.rowsum("sum", p.mul("product", pr, dp)))
+                p.add(total, total, row_sum("sum", pr, dp))
         with p.loop("j2", 0, cdiv(a.n_k, c)) as j:
             pr, dp = operands("2", j)
             with p.phase("gradient"):

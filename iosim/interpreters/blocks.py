@@ -108,8 +108,9 @@ class Block:
             log.state = "barrier"
             log.mark(now)
             log.state = "data"
-        if self.leaving > self.left.count:
-            yield self.left.reach(self.env, self.leaving)
+        waited = self.leaving - self.leaving // 2 * self.model.schedule.ahead
+        if waited > self.left.count:
+            yield self.left.reach(self.env, waited)
         now = int(self.env.now)
         for log in logs.values():
             log.mark(now)
@@ -240,12 +241,14 @@ class Group:
         self.log.mark(int(block.env.now))
         arrived = block.arrived[n][task.number]
         moves = stay.work[u][task.number].moves
+        early = block.warm and u < block.model.parts[n].order.slots.get(task.phase.name, 1)
+        there = early and block.model.schedule.ahead
         for transfer in moves:
             block.floor.add(transfer)
-            early = block.warm and u < block.model.parts[n].order.slots.get(task.phase.name, 1)
             latency = 0 if early else block.model.latency(transfer)
-            block.move(transfer, self.name(n, task, nth), self.log, latency, lambda: arrived.end(nth))
-        if not moves:  # guarded out, or outside of its tensor
+            done = (lambda: None) if there else (lambda: arrived.end(nth))
+            block.move(transfer, self.name(n, task, nth), self.log, latency, done)
+        if not moves or there:  # guarded out, or outside of its tensor
             arrived.end(nth)
         if step.verb == "run" or not block.model.hardware.copy.asynchronous:
             yield from self.reach(arrived, nth + 1, "data")

@@ -212,7 +212,7 @@ class Model:
         mixed = 2 * min(read, write) / (read + write) if read + write else 0.0
         hbm = self.hardware.hbm
         efficiency = 1 / ((1 - mixed) / hbm.read_efficiency + mixed / hbm.mixed_efficiency)
-        return int(hbm.bandwidth * efficiency)
+        return int(hbm.bandwidth * efficiency * self.schedule.dram_share)
 
     # ------------------------------------------------------------------ orders
 
@@ -273,6 +273,7 @@ class Model:
         if not computes and not more:
             return Cost()
         amounts = dict.fromkeys(("matrix", "vector", "alu", "exp", "sram"), 0)
+        amounts["exp"] = self._special(computes)
         lag = self.cycles(phase.name) + (self.cycles("mask") if any(n.op == "mask" for n in computes) else 0)
         for node in computes:
             for unit, amount in self._work(node).items():
@@ -287,9 +288,12 @@ class Model:
         chain = sum(length for unit, length in one.items() if unit not in ("sram", "matrix"))
         if "matrix" in one:
             chain += round(one["matrix"] / self.hardware.matrix.lone_share)
-        extra, dependent = self._overhead(computes)
+        extra, dependent = self._overhead(nodes)
         chain += duration(-(-dependent // self.workers), self.hardware.issue_rate or 1)
         issued = amounts["vector"] + amounts["alu"] + amounts["exp"] + extra + ceil(more)
+        if latency := self.schedule.instructions.get("latency"):
+            each = issued / (self.workers * self.hardware.group_threads)
+            chain = max(chain, round(each * latency * 10**12 / (self.hardware.clock_hz or 1)))
         slots = duration(-(-issued // self.workers), self.hardware.issue_rate or 1)
         slots += round(one.get("matrix", 0) * self.hardware.matrix.issue_share)
         if slots:
@@ -302,17 +306,19 @@ class Model:
         made = [n.tile if isinstance(n, Store) else n.out for n in nodes if not isinstance(n, Load)]
         return self.schedule.instructions.get(phase.name, 0) * prod(made[-1].shape) if made else 0
 
-    def _overhead(self, nodes: Sequence[Compute]) -> tuple[int, int]:
+    def _overhead(self, nodes: Sequence[Leaf]) -> tuple[int, int]:
         """Issue slots of lanes that the code of these nodes takes beyond its operations, and how many in the chain.
 
         See `instructions` of Schedule.
         """
         each, matrix = self.schedule.instructions, self.hardware.matrix
-        scores = sum(n.work["exp"] * self.surplus for n in nodes if n.op == "exp" and n.out.shape[1] > 1)
+        computes = [n for n in nodes if isinstance(n, Compute)]
         size = 2 * (matrix.instruction_m_max or 1) * (matrix.instruction_n_max or 1) * (matrix.instruction_k or 1)
-        products = sum(self._padded_flops(n) for n in nodes if n.op == "matmul" and on_matrix_unit(n)) / size
+        products = sum(self._padded_flops(n) for n in computes if n.op == "matmul" and on_matrix_unit(n)) / size
+        stored = sum(prod(n.tile.shape) for n in nodes if isinstance(n, Store)) if "element" in each else 0
+        scores = self._scores(computes)
         rounds = self.workers * self.hardware.group_threads if scores else 0
-        slots = scores * each.get("score", 0) + rounds * each.get("round", 0)
+        slots = scores * each.get("score", 0) + rounds * each.get("round", 0) + stored * each.get("element", 0)
         slots += products * each.get("product", 0) * self.hardware.warp_size
         return ceil(slots), ceil(scores * each.get("chain", 0))
 
@@ -331,6 +337,14 @@ class Model:
         last = (self.hardware.l2.capacity_bytes or 0) if self.hardware.l2 is not None else 0
         slower = SPILL_SLOWER[0 if held <= first else 1 if chip <= L2_USABLE * last else 2]
         return round(bytes_ * SPILL_TRIPS * slower)
+
+    def _special(self, nodes: Sequence[Compute]) -> int:
+        """Special functions that the code of these nodes takes beyond its operations; see Schedule."""
+        return ceil(self._scores(nodes) * self.schedule.instructions.get("special", 0))
+
+    def _scores(self, nodes: Sequence[Compute]) -> int:
+        """Elements of which these nodes take exp, row statistics left out."""
+        return sum(n.work["exp"] * self.surplus for n in nodes if n.op == "exp" and n.out.shape[1] > 1)
 
     def _rates(self, nodes: Sequence[Compute]) -> dict[str, int | None]:
         """Operations a second of one processor's units, for the products among these nodes."""
@@ -380,6 +394,12 @@ class Model:
     def _by_warp(self) -> bool:
         """Whether each warp issues matrix instructions of its own."""
         return self.hardware.matrix.issued_by == "warp"
+
+    @cached_property
+    def has_products(self) -> bool:
+        """Whether its blocks use the matrix unit."""
+        nodes = (n for part in self.parts for n in _nodes(part) if isinstance(n, Compute))
+        return any(n.op == "matmul" and on_matrix_unit(n) for n in nodes)
 
     @cached_property
     def surplus(self) -> int:
@@ -487,7 +507,8 @@ class Model:
             lengths["dram"] = -(-count * dram * 10**12 // (hbm * self.dram_bandwidth))
         direction = "read" if isinstance(node, Load) else "add" if node.add else "write"
         if count and (rate := self._l2_rates["shared" if self._is_shared(node) else direction]):
-            lengths["l2"] = duration(count, rate)
+            cluster = self.schedule.multicast.get(node.tile.name, 1) if direction == "read" else 1
+            lengths["l2"] = duration(-(-count // cluster), rate)
         if isinstance(node, Store) and count:
             passes = (self.places[node.tile.name] == "sram") or 2 * node.add
             lengths["sram"] = duration(count * passes, self.hardware.sram.bandwidth or 1)

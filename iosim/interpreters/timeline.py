@@ -120,22 +120,24 @@ def timeline(
     """
     if fidelity not in FIDELITIES:
         raise InputError(f"fidelity: {fidelity!r} is not one of {', '.join(FIDELITIES)}{nearest(fidelity, FIDELITIES)}")
-    hardware = hardware.with_units(schedule.units)
-    if missing := hardware.missing_for_time():
+    if missing := hardware.with_units(schedule.units).missing_for_time():
         raise InputError(f"{hardware.name}: no time without {', '.join(missing)}, which the profile does not know")
     made = Script() if record else None
     moved: dict[tuple[str, str], int] = {}
     kernels = []
     for kernel in program.kernels:
         flows = tuple(f for f in traffic.flows if f.flow.kernel == kernel.name)
+        own = schedule.of(kernel.name)
 
-        def at(machine: Hardware, kernel: Kernel = kernel, flows: tuple[DramFlow, ...] = flows) -> _Run:
-            model = Model(kernel, schedule.of_kernel(kernel.name), machine, flows)
+        def at(
+            machine: Hardware, kernel: Kernel = kernel, own: Schedule = own, flows: tuple[DramFlow, ...] = flows
+        ) -> _Run:
+            model = Model(kernel, own, machine, flows)
             if not model.footprint.resident:
                 raise CapacityError(model.footprint.complaint(machine))
             return _Chip(model, made, script).run() if fidelity == "chip" else _Fair(model).run()
 
-        run = _at_its_clock(kernel, hardware, at)
+        run = _at_its_clock(kernel, hardware.with_units(own.units), at)
         kernels.append(run.time)
         for key, bytes_ in run.moved.items():
             moved[key] = moved.get(key, 0) + bytes_
@@ -390,8 +392,8 @@ class _Fair:
         parts, makespan, occupied = [], 0, 0
         kinds = deal(rest, self.count)
         if full:
-            sample = self.sample(shape, ((active, resident),), 1 if resident > 1 else min(full, 2))
-            if resident > 1:
+            sample = self.sample(shape, ((active, resident),), 1 if self.in_step(resident) else min(full, 2))
+            if self.in_step(resident):
                 sample = replace(sample, steady=sample.first + self.model.hardware.block_ps)
             kinds = deal_after(rest, active, sample.ends, request(self.model, shape))
             parts.append((sample, full * active * resident))
@@ -404,6 +406,14 @@ class _Fair:
             occupied += sample.occupied
         return parts, makespan, occupied
 
+    def in_step(self, resident: int) -> bool:
+        """Whether the blocks of a processor begin and end together, wave by wave.
+
+        Alike blocks that share the matrix unit do, as measured kernels show: what they load and store at their ends is
+        not hidden under the products of others.  Blocks that mostly wait for memory take each other's place one by one.
+        """
+        return resident > 1 and self.model.has_products
+
     def mixed(self, active: int, resident: int) -> _Placed:
         """Blocks of several classes are placed in launch order, each on the slot that is free first.
 
@@ -412,7 +422,7 @@ class _Fair:
         """
         slots, blocks = active * resident, self.model.kernel.blocks
         shapes = [self.alike[profile(kind.shape)] for kind in self.model.classes]
-        rounds = 2 if blocks > slots and resident == 1 else 1
+        rounds = 2 if blocks > slots and not self.in_step(resident) else 1
         full = [self.sample(shape, ((active, resident),), rounds) for shape in shapes]
         parts = [(s, kind.count) for s, kind in zip(full, self.model.classes, strict=True)]
         start = max(s.first - s.steady for s in full)
@@ -564,7 +574,7 @@ def summary(
             unit.idle(end, worker)
             for cause, length in unit.stalls.items():
                 stalls[name][cause] += length * weight
-    first = ended[slots - 1]
+    first = ended[slots - 1] + (end - ended[-1])  # stores on their way when the last block has ended
     return _Sample(
         blocks=rounds * sum(weight * resident for weight, resident in kinds),
         first=first,

@@ -6,7 +6,9 @@ schedules of so many, a `tall` one for those whose warp groups have more than 64
 last one counts.  In its steps [verb, phase, ahead] an `ahead` of "last" stands for the stages less one.  A [split]
 says by which library's rule the keys are cut when a grid is small, and with which tiles. `contiguous` names the inputs
 that the library copies first where its caller has them strided.  `code_bytes` are what the first kernel of a call reads
-beside its tensors: code, constants, parameters.
+beside its tensors: code, constants, parameters.  A [kernels.NAME] has what one kernel of the program has otherwise:
+fields, the sizes of a matrix product, by which its library picks a tile, or a list of kernels by the length of a row
+(library.py).  A file that is `like` another has all of that file which it does not say itself.
 
 What a kernel's code takes beyond the operations of its program (`instructions`, `cycles`; see Schedule) was counted by
 hardware or measured; each file says where.
@@ -20,14 +22,15 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from iosim.dataflows import Dataflow, load_dataflow
 from iosim.dataflows.split_rules import cudnn_splits, flash2_splits
 from iosim.errors import InputError, nearest
 from iosim.index import cdiv
+from iosim.kernels.library import Code, Lengths, Product
 from iosim.program import Builder, Load, Loop, Node, Program, Tensor, rows
-from iosim.schedule import GROUP_ROWS, Order, Role, Schedule, Step
+from iosim.schedule import GROUP_ROWS, SEPARATE, Order, Role, Schedule, Step
 
 if TYPE_CHECKING:
     from iosim.dataflows import Also, Rule
@@ -72,6 +75,35 @@ class _Split(_Table):
     tile: tuple[_Tile, ...]
 
 
+class _Part(BaseModel):
+    """What one kernel of the program has otherwise."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+    product: Product | None = None
+    code: Code | None = None
+    row: tuple[Lengths, ...] = ()
+
+    @model_validator(mode="after")
+    def has_both(self) -> _Part:
+        if bool(self.row) != (self.code is not None):
+            raise ValueError("kernels by the length of a row need a table `code`, and only they")
+        return self
+
+    def fields_for(self, a: Attention, hardware: Hardware) -> dict[str, Any]:
+        """The fields of its schedule for problem `a`."""
+        own = dict(self.model_extra or {})
+        if "units" in own:
+            own["units"] = tuple(own["units"])
+        if self.product is not None:
+            own |= self.product.fields(a, hardware)
+        if self.row and self.code is not None:
+            kind = next((kind for kind in self.row if kind.takes(a.n_k)), None)
+            if kind is None:
+                raise InputError(f"n_k: no kernel for rows of {a.n_k} elements; the longest is for {self.row[-1].most}")
+            own |= kind.fields(a.n_k, hardware, self.code)
+        return own
+
+
 class _File(_Table):
     schema_: Literal["iosim.kernel/1"]
     name: str
@@ -84,6 +116,7 @@ class _File(_Table):
     split: _Split | None = None
     contiguous: tuple[str, ...] = ()
     code_bytes: int = 0
+    kernels: Mapping[str, _Part] = {}
 
 
 @dataclass(frozen=True)
@@ -114,7 +147,7 @@ class Kernel:
         own = {**self.file.settings, **(tiles[0].model_extra or {}), "splits": splits, **given}
         stages = own.get("stages", (1,))
         own["stages"] = (stages,) if isinstance(stages, int) else tuple(stages)
-        for name in ("units", "descending"):
+        for name in ("units", "descending", "separate"):
             own[name] = tuple(own.get(name, ()))
         tall = own["block_q"] > GROUP_ROWS * own.get("groups", 1)
         fitting = [o for o in self.file.order if o.stages in (None, own["stages"][0]) and o.tall in (None, tall)]
@@ -128,6 +161,17 @@ class Kernel:
             return 1
         return SPLIT_RULES[self.file.split.rule](a, processors)
 
+    def refuse_unknown(self, flow: Dataflow, a: Attention, schedule: Schedule) -> None:
+        """Raise InputError for a [kernels.NAME] that the dataflow has not, whatever it runs as kernels of its own."""
+        if not self.file.kernels:
+            return
+        whole = flow.write(replace(a, causal=True), replace(schedule, separate=SEPARATE))
+        known = [k.name for k in whole.kernels]
+        for name in self.file.kernels:
+            if name not in known:
+                raise InputError(f"kernel {self.name}: kernels: {self.file.dataflow} has no kernel {name!r}"
+                                 f" (it has {', '.join(known)}){nearest(name, known)}")  # fmt: skip
+
     def dataflow(self, *, strided: bool = False) -> Dataflow:
         """A dataflow of its name, whose schedules are the authors'; with `strided` inputs, it copies them first."""
         flow = load_dataflow(self.file.dataflow)
@@ -140,9 +184,13 @@ class Kernel:
         def plan(a: Attention, hardware: Hardware, given: Mapping[str, Any], rule: Rule) -> tuple[Schedule, str]:
             own = self.fields_for(a, hardware.processors, given)
             machine = hardware.with_units(own["units"])
+            if self.file.kernels and "kernels" not in given:
+                own["kernels"] = {name: part.fields_for(a, hardware) for name, part in self.file.kernels.items()}
             why = f"as {self.title}" + ("; some fields are given" if given else "")
             if flow.plan is None or own["splits"] > 1:
-                return Schedule(**own), why
+                schedule = Schedule(**own)
+                self.refuse_unknown(flow, a, schedule)
+                return schedule, why
 
             def settled(also: Also | None = None, *, rows: Sequence[int] = (), **more: Any) -> tuple[Schedule, str]:
                 return rule(also, rows=rows, **{**more, **own})
@@ -217,6 +265,8 @@ def load_kernel(name: str) -> Kernel:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"kernel: {path}: {getattr(error, 'strerror', None) or error}") from None
+    if isinstance(other := data.pop("like", None), str):
+        data = _over(_like(path, other), data)
     data["schema_"] = data.pop("schema", None)
     try:
         file = _File.model_validate(data)
@@ -225,9 +275,26 @@ def load_kernel(name: str) -> Kernel:
         where = ".".join(map(str, first["loc"])).replace("schema_", "schema")
         raise InputError(f"kernel: {path}: {where}: {first['msg']}") from None
     named = [*file.settings, *(key for t in (*file.tile, *(file.split.tile if file.split else ())) for key in
-                               t.model_extra or {})]  # fmt: skip
+                               t.model_extra or {}),
+             *(key for part in file.kernels.values() for key in part.model_extra or {})]  # fmt: skip
     for key in named:
         if key not in _FIELDS or key == "orders":
             known = [f for f in _FIELDS if f != "orders"]
             raise InputError(f"kernel: {path}: {key!r} is no field of a schedule{nearest(key, known)}")
     return Kernel(file)
+
+
+def _like(path: Path, name: str) -> dict[str, Any]:
+    """What the shipped kernel `name`, which the file at `path` is like, says."""
+    if name not in (names := kernel_names()):
+        raise InputError(f"kernel: {path}: like: {name!r} is not one of {', '.join(names)}{nearest(name, names)}")
+    return tomllib.loads((Path(__file__).parent / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Both tables as one; what `above` says is taken."""
+    merged = {**below, **above}
+    for key, value in above.items():
+        if isinstance(value, dict) and isinstance(below.get(key), dict):
+            merged[key] = _over(below[key], value)
+    return merged

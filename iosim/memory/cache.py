@@ -77,6 +77,7 @@ def behind_caches(
     hardware: Hardware,
     resident: Mapping[str, int],
     descending: Collection[str] = (),
+    clusters: Mapping[str, int] | None = None,
 ) -> DeviceTraffic:
     """`dram_flows` behind the last cache of a machine: what caches before it hold changes little of what it misses.
 
@@ -84,7 +85,9 @@ def behind_caches(
     """
     last = hardware.caches[0] if hardware.caches else None
     capacity, partitions = (last.capacity_bytes, last.partitions or 1) if last is not None else (None, 1)
-    return dram_flows(program, ledger, capacity, resident, partitions=partitions, descending=descending)
+    return dram_flows(
+        program, ledger, capacity, resident, partitions=partitions, descending=descending, clusters=clusters
+    )
 
 
 def dram_flows(
@@ -95,13 +98,15 @@ def dram_flows(
     *,
     partitions: int = 1,
     descending: Collection[str] = (),
+    clusters: Mapping[str, int] | None = None,
     method: Method | None = None,
 ) -> DeviceTraffic:
     """What each flow of `ledger` moves to and from DRAM behind a cache of `cache_bytes` (None: there is none).
 
     `resident` gives, by kernel, how many blocks the machine runs at one time; they start in launch order, the last grid
-    axis fastest.  `cache_bytes` is all `partitions` together.  The loops named in `descending` run from their last
-    iteration to the first, as FlashAttention-2 walks the keys; with a causal mask that decides how much is read again.
+    axis fastest.  `cache_bytes` is all `partitions` together; the blocks of a cluster, as many as `clusters` says by
+    kernel (else 1), are in one partition.  The loops named in `descending` run from their last iteration to the first,
+    as FlashAttention-2 walks the keys; with a causal mask that decides how much is read again.
     `method` asks for one where the budget of work would take the other.
     """
     moved: Sequence[tuple[int, int]] | None
@@ -112,7 +117,10 @@ def dram_flows(
         if method != "closed form":
             from iosim.memory.simulation import simulated
 
-            moved = simulated(program, ledger, usable, partitions, resident, descending, bounded=method is None)
+            bounded = method is None
+            moved = simulated(
+                program, ledger, usable, partitions, resident, descending, clusters=clusters, bounded=bounded
+            )
         method = "closed form" if moved is None else "simulated"
         moved = moved or closed_form(program, ledger, usable, partitions, resident, descending)
     there = cache_bytes is not None

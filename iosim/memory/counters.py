@@ -6,7 +6,7 @@ had to leave, less where its own stay.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from iosim.hardware import Hardware
+    from iosim.memory.cache import DeviceTraffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,10 @@ class DirtyLines:
     cache_bytes: int
     most_bytes: float
     read_weight: float
+
+    def of(self, cache_bytes: int) -> DirtyLines:
+        """The same share of another cache."""
+        return replace(self, cache_bytes=cache_bytes, most_bytes=self.most_bytes * cache_bytes / self.cache_bytes)
 
     def counted(self, kernels: Iterable[tuple[float, float]], before: float | None = None) -> list[float]:
         """The bytes counted as written for kernels that read and write so many bytes, one after another.
@@ -52,3 +57,20 @@ def dirty_lines(hardware: Hardware) -> DirtyLines:
 
 
 H200_DIRTY = DirtyLines(62_914_560, 29.6e6, 0.69)  # both fitted to 73 kernels that write more than 20 MB
+
+
+def with_dirty_lines(traffic: DeviceTraffic, lines: DirtyLines, before: float | None = None) -> DeviceTraffic:
+    """The traffic with each kernel's writes as its counter shows them.
+
+    What a kernel has written for others goes with its flow that reads most, what it leaves behind is taken from the one
+    that writes most.
+    """
+    names = list(dict.fromkeys(f.flow.kernel for f in traffic.flows))
+    moved = [traffic.of_kernel(name) for name in names]
+    flows = list(traffic.flows)
+    for name, (_, written), counted in zip(names, moved, lines.counted(moved, before), strict=True):
+        own = [n for n, f in enumerate(flows) if f.flow.kernel == name]
+        more = round(counted) - written
+        n = max(own, key=lambda n: flows[n].dram_read_bytes if more > 0 else flows[n].dram_write_bytes)
+        flows[n] = replace(flows[n], dram_write_bytes=max(0, flows[n].dram_write_bytes + more))
+    return replace(traffic, flows=tuple(flows))

@@ -4,7 +4,7 @@ The blocks of a kernel start in launch order, the last grid axis fastest, each i
 is a place for one resident block.  All resident blocks walk their loops together: one iteration of an innermost loop
 is one step, and what stands outside the loops goes with the step that follows.  Requests for one tile that come in
 one step from one partition of the chip count as one.  Slots, and so the blocks that fill them, are dealt to the
-partitions in turn.
+partitions in turn, those of a cluster together.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Requests(NamedTuple):
 
 
 def requests(
-    kernel: Kernel, resident: int, partitions: int, descending: Collection[str] = ()
+    kernel: Kernel, resident: int, partitions: int, descending: Collection[str] = (), cluster: int = 1
 ) -> tuple[list[Requests], int]:
     """The requests of each load and store of a kernel in program order, and how many steps the kernel takes.
 
-    The loops named in `descending` run from their last iteration to the first.
+    The loops named in `descending` run from their last iteration to the first; `cluster` is how many blocks are one.
     """
     blocks = np.arange(kernel.blocks)
     cells = np.unravel_index(blocks, tuple(extent for _, extent in kernel.grid)) if kernel.grid else ()
@@ -54,7 +54,7 @@ def requests(
     taken = np.maximum(1, _steps(kernel.body, env, len(blocks)))
     begin, slot = _placed(taken, max(1, min(resident, kernel.blocks)))
     found: list[Requests] = []
-    _Walk(frozenset(descending), found).walk(kernel.body, env, begin, np.left_shift(1, slot % partitions))
+    _Walk(frozenset(descending), found).walk(kernel.body, env, begin, np.left_shift(1, slot // cluster % partitions))
     return [_merged(r) for r in found], int((begin + taken).max()) + 1
 
 

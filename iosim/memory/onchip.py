@@ -75,7 +75,7 @@ def placement(kernel: Kernel, schedule: Schedule, hardware: Hardware) -> dict[st
     unit cannot take from registers is staged where it can: operands in SRAM or tensor memory, accumulators in tensor
     memory.  Raises InputError where the schedule keeps an operand in registers that the unit cannot read there.
     """
-    schedule = schedule.of_kernel(kernel.name)
+    schedule = schedule.of(kernel.name)
     hardware = hardware.with_units(schedule.units)
     places: dict[str, Place] = {}
     for node, _ in walk(kernel.body):
@@ -108,7 +108,7 @@ def _reads_registers(hardware: Hardware) -> bool:
 
 def footprint(kernel: Kernel, schedule: Schedule, hardware: Hardware) -> Footprint:
     """SRAM, registers, threads and resident blocks of one kernel."""
-    schedule = schedule.of_kernel(kernel.name)
+    schedule = schedule.of(kernel.name)
     hardware = hardware.with_units(schedule.units)
     places = placement(kernel, schedule, hardware)
     parts = segments(kernel, schedule)
@@ -155,7 +155,7 @@ def footprints(program: Program, schedule: Schedule, hardware: Hardware) -> dict
     known = {tile.name for k in program.kernels for node, _ in walk(k.body) for tile in tiles(node)}
     if unknown := sorted(schedule.place.keys() - known):
         raise InputError(f"place: the program has no tile {unknown[0]!r} (it has {', '.join(sorted(known))})")
-    return {k.name: footprint(k, schedule, hardware) for k in program.kernels}
+    return {k.name: footprint(k, schedule.of(k.name), hardware) for k in program.kernels}
 
 
 def resident_blocks(hardware: Hardware, sram: int, tmem: int, registers: int, threads: int) -> tuple[int, str]:

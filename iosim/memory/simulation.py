@@ -38,11 +38,13 @@ def simulated(
     resident: Mapping[str, int],
     descending: Collection[str] = (),
     *,
+    clusters: Mapping[str, int] | None = None,
     bounded: bool = True,
 ) -> list[tuple[int, int]] | None:
     """(read, written) DRAM bytes of each flow of `ledger` behind a cache of `capacity` bytes, empty at the beginning.
 
-    The loops named in `descending` run from their last iteration to the first.
+    The loops named in `descending` run from their last iteration to the first; `clusters` has, by kernel, how many
+    blocks are one cluster.
     None where `bounded`, and it would be more work than the budget: that is counted before it is done.
     """
     tiles = sum(-(-f.hbm_bytes // tile_bytes(f)) for f in ledger.flows) + sum(k.blocks for k in program.kernels)
@@ -51,7 +53,9 @@ def simulated(
     asked: list[Requests] = []
     now = 0
     for kernel in program.kernels:
-        own, steps = requests(kernel, resident[kernel.name], partitions, descending)
+        own, steps = requests(
+            kernel, resident[kernel.name], partitions, descending, (clusters or {}).get(kernel.name, 1)
+        )
         asked += [r._replace(step=r.step + now) for r in own]
         now += steps
     units, count = _cut(program, asked, capacity // partitions)

@@ -136,9 +136,9 @@ def test_instructions_by_the_name_of_a_phase_are_for_each_element_of_its_last_ti
 
 def test_a_kernel_may_differ_from_the_rest_of_its_program() -> None:
     whole = Schedule(block_q=64, block_k=64, registers=255, kernels={"a": {"registers": 40, "groups": 2}})
-    assert (whole.of_kernel("a").registers, whole.of_kernel("a").groups) == (40, 2)
-    assert whole.of_kernel("b") is whole
-    assert whole.of_kernel("a").of_kernel("a") == whole.of_kernel("a")
+    assert (whole.of("a").registers, whole.of("a").groups) == (40, 2)
+    assert whole.of("b") is whole
+    assert whole.of("a").of("a") == whole.of("a")
 
 
 # ---------------------------------------------------------------- held against measurements

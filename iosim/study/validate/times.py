@@ -19,7 +19,7 @@ from iosim.interpreters.ledger import ledger
 from iosim.interpreters.timeline import Timeline, timeline
 from iosim.kernels import kernel_names, load_kernel
 from iosim.memory.cache import DeviceTraffic, behind_caches
-from iosim.memory.counters import dirty_lines
+from iosim.memory.counters import dirty_lines, with_dirty_lines
 from iosim.memory.onchip import footprints
 from iosim.memory.triton import serial_cycles
 from iosim.problem import Attention
@@ -34,10 +34,20 @@ ROLES: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("forward", "attention"): ("attention",),
     ("forward", "split"): ("parts",),
     ("forward", "combine"): ("combine",),
+    ("forward", "scale"): ("scale",),
+    ("forward", "matmul S"): ("scores",),
+    ("forward", "softmax"): ("softmax",),
+    ("forward", "matmul O"): ("output",),
     ("backward", "attention"): ("gradients",),
-    ("backward", "copy"): ("copy O", "copy dO"),
+    ("backward", "copy"): ("copy O", "copy dO", "copy"),
     ("backward", "dot"): ("row sums",),
     ("backward", "convert dQ"): ("convert dQ",),
+    ("backward", "matmul dV"): ("dV",),
+    ("backward", "matmul dP"): ("dP",),
+    ("backward", "product"): ("product",),
+    ("backward", "softmax dS"): ("dS",),
+    ("backward", "matmul dQ"): ("dQ",),
+    ("backward", "matmul dK"): ("dK",),
 }
 
 
@@ -50,11 +60,13 @@ class Modelled:
     machine: Hardware
     traffic: DeviceTraffic
     code_bytes: int
+    after_flush: bool  # what the flush has left dirty in the L2 takes DRAM time
 
     @cached_property
     def timeline(self) -> Timeline:
         """The call in time."""
-        return timeline(self.program, self.schedule, self.machine, self.traffic)
+        traffic = with_dirty_lines(self.traffic, dirty_lines(self.machine)) if self.after_flush else self.traffic
+        return timeline(self.program, self.schedule, self.machine, traffic)
 
     @cached_property
     def dram(self) -> Mapping[str, tuple[float, float]]:
@@ -100,7 +112,10 @@ def _kernel_of(row: Row, kernel: Kernel, program: Program) -> str:
 
 def modelled(row: Row, machine: Hardware) -> Modelled:
     """The call that a row is about.  Raises NoModelError where no kernel stands for it or takes the shape."""
-    name = row.implementation if row.direction == "forward" else f"{row.implementation}-{row.direction}"
+    known = conditions()[row.kind].get("kernels", {})
+    name = known.get(row.implementation, row.implementation)
+    if row.direction != "forward":
+        name = f"{row.implementation}-{row.direction}"
     if name not in kernel_names():
         raise NoModelError(f"no kernel for {name}")
     if row.problem is None:
@@ -108,8 +123,11 @@ def modelled(row: Row, machine: Hardware) -> Modelled:
     limit = conditions()[row.kind]["limit_w"]
     strided = row.direction == "backward" and bool(conditions()[row.kind]["strided"])
     power = machine.power and replace(machine.power, limit_w=limit)
+    given = _tile(row)
+    if name in (known := conditions()[row.kind].get("separate", {})):
+        given += (("separate", tuple(known[name])),)
     try:
-        return _call(name, _problem(row.problem), replace(machine, power=power), _tile(row), strided)
+        return _call(name, _problem(row.problem), replace(machine, power=power), given, strided)
     except InputError as error:
         raise NoModelError(str(error)) from None
 
@@ -145,8 +163,9 @@ def _call(name: str, a: Attention, machine: Hardware, tile: tuple[tuple[str, Any
     program = flow(a, schedule)
     prints = footprints(program, schedule, machine)
     resident = {kernel: f.resident * (machine.processors or 1) for kernel, f in prints.items()}
-    traffic = behind_caches(program, ledger(program), machine, resident, descending=schedule.descending)
-    return Modelled(program, schedule, machine, traffic, kernel.file.code_bytes)
+    clusters = {name: max(schedule.of(name).multicast.values(), default=1) for name in prints}
+    traffic = behind_caches(program, ledger(program), machine, resident, schedule.descending, clusters)
+    return Modelled(program, schedule, machine, traffic, kernel.file.code_bytes, bool(kernel.file.kernels))
 
 
 @cache
