@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-CHECK_FAILED = 1
+
+class CheckError(IosimError):
+    """A numeric check failed (exit code 1)."""
 
 
 def _stages(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -240,7 +242,7 @@ def run(as_json: bool, as_csv: bool, output: str | None, **options: Any) -> None
     _write(text, output)
     for r in comparison.runs:
         if r.check is not None and r.check.status == "failed":
-            _fail(f"iosim: check of {r.dataflow.name} failed: {r.check.detail}", CHECK_FAILED)
+            raise CheckError(f"check of {r.dataflow.name} failed: {r.check.detail}")
 
 
 @cli.command()
@@ -454,12 +456,15 @@ def _umask() -> int:
 
 
 def main() -> None:
-    """Run the command line; exit codes: 0 answered, 1 a check failed, 2 bad input, 3 output cannot be written."""
+    """Run the command line; exit codes: 0 answered, 1 a check failed, 2 bad input, 3 output cannot be written.
+
+    A reader that stops reading is no error: 0.
+    """
     try:
         cli(standalone_mode=False)
         if sys.stdout is not None:
             sys.stdout.flush()
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # click exits by itself in this case alone, and not with 0
         _silence()  # the reader has gone, and nothing more can be said
     except (click.exceptions.Abort, KeyboardInterrupt):
         _fail("iosim: interrupted", 130)
