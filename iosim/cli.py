@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from iosim.problem import Attention
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+WIDTH = 80  # of a terminal
 
 
 class CheckError(IosimError):
@@ -143,7 +148,7 @@ class _Group(click.Group):
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH})
 @click.version_option(iosim.__version__, prog_name="iosim")
 def cli() -> None:
     """Simulate and cost attention on a memory hierarchy.
@@ -207,6 +212,7 @@ def run(as_json: bool, as_csv: bool, output: str | None, **options: Any) -> None
     """
     if as_json and as_csv:
         raise InputError("--json and --csv: give one of them")
+    _require_writable(output)
     problem, inputs = _problem_of_inputs(options)
     from iosim.study.run import DATAFLOWS, compare
 
@@ -292,6 +298,9 @@ def validate(
         raise InputError("--shape and --shapes: give one of them")
     if options["plot"] is not None and not options["plot"].endswith(".png"):
         raise InputError(f"--plot: {options['plot']!r} does not end with .png")
+    _require_writable(options["output"])
+    if options["plot"] is not None:
+        _require_writable(options["plot"], "--plot")
     from pathlib import Path
 
     from iosim.report.validation import as_csv as csv_text
@@ -337,6 +346,7 @@ def precision(as_json: bool, as_csv: bool, output: str | None, **options: Any) -
     """
     if as_json and as_csv:
         raise InputError("--json and --csv: give one of them")
+    _require_writable(output)
     from iosim.study.precision import precision as compare_formats
 
     plural = {"dataflow": "dataflows", "dtype": "dtypes", "accumulator": "accumulators"}
@@ -415,6 +425,27 @@ class _progress:  # noqa: N801 - used like a function
             self.status.stop()
 
 
+def _require_writable(path: str | None, option: str = "--output") -> None:
+    """Raise before the work what writing would raise after it; leaves everything as it was."""
+    if path is None or path == "-":
+        if sys.stdout is None:
+            raise OutputError("output: standard output is closed")
+        return
+    if not path:
+        raise InputError(f"{option}: the file name is empty")
+    from tempfile import TemporaryFile
+
+    real = os.path.realpath(path)
+    try:
+        if not os.path.exists(real) or os.path.isfile(real):
+            TemporaryFile(dir=os.path.dirname(real)).close()
+        elif os.path.isdir(real) or not os.access(real, os.W_OK):
+            code = errno.EISDIR if os.path.isdir(real) else errno.EACCES
+            raise OSError(code, os.strerror(code))
+    except OSError as error:
+        raise OutputError(f"{option}: {path}: {error.strerror}") from error
+
+
 def _write(data: str | bytes, path: str | None, option: str = "--output") -> None:
     """Print text, or write a file as a whole: a failure leaves what was there before."""
     if isinstance(data, str) and (path is None or path == "-"):
@@ -486,9 +517,13 @@ def _silence() -> None:
 
 
 def _fail(message: str, code: int) -> None:
-    """Say why and leave; that it cannot be said does not change the exit code."""
+    """Say why and leave, in one line, which a terminal gets wrapped; that it cannot be said changes no exit code."""
     try:
         if sys.stderr is not None:
+            if sys.stderr.isatty():
+                message = "\n".join(
+                    wrap(message, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+                )
             print(message, file=sys.stderr, flush=True)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

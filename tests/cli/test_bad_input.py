@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,17 @@ def test_one_line_and_exit_2(iosim: Iosim, case: str) -> None:
     assert answer.out == ""
     assert answer.err.count("\n") == 1, answer.err
     assert words in answer.err
+
+
+def test_a_terminal_gets_lines_of_80_columns(iosim: Iosim, monkeypatch: pytest.MonkeyPatch) -> None:
+    args = ("run", "-n", "64", "-d", "64", "--hw", "mp32")
+    line = iosim(*args).err
+    assert len(line) > 80
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "dumb")
+    answer = iosim(*args, "--no-check")
+    assert (answer.code, answer.err.split()) == (2, line.split())
+    assert max(map(len, answer.err.splitlines())) <= 80
 
 
 def test_a_tile_that_does_not_fit_is_itemised_with_the_nearest_that_does(iosim: Iosim) -> None:

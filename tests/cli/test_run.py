@@ -139,11 +139,20 @@ def test_output_is_written_whole(iosim: Iosim, tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["run.json"]
 
 
-def test_output_that_cannot_be_written_is_exit_3(iosim: Iosim, tmp_path: Path) -> None:
-    answer = iosim(*SMALL, "--no-check", "-o", str(tmp_path / "missing" / "run.txt"))
-    assert answer.code == 3
-    assert answer.err.count("\n") == 1
-    assert "No such file or directory" in answer.err
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [("run -n 64 -d 64", "--output"), ("precision", "--output"), ("validate", "--output"), ("validate", "--plot")],
+)
+def test_output_that_cannot_be_written_is_exit_3_before_the_work(
+    iosim: Iosim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, option: str
+) -> None:
+    for work in ("run.compare", "precision.precision", "validate.validate"):
+        monkeypatch.setattr(f"iosim.study.{work}", lambda *_, **__: pytest.fail("the work was done"))
+    (tmp_path / "is.png").mkdir()
+    for path, why in (("missing/x.png", "No such file or directory"), ("is.png", "Is a directory")):
+        answer = iosim(*command.split(), option, str(tmp_path / path))
+        assert (answer.code, answer.err) == (3, f"iosim: {option}: {tmp_path / path}: {why}\n")
+    assert [p.name for p in tmp_path.iterdir()] == ["is.png"]
 
 
 def test_output_keeps_what_is_no_plain_file(iosim: Iosim, tmp_path: Path) -> None:
