@@ -61,7 +61,11 @@ def _problem_options(command: F) -> F:
                 show_default=True,
                 help="Which diagonal, when queries and keys differ in number: bottom-right or top-left.",
             ),
-            click.option("--window", type=int, help="Sliding window: a query sees this many keys up to its own."),
+            click.option(
+                "--window",
+                type=int,
+                help="Sliding window: hide keys before the last so many up to the query's own; with --causal those after it too.",
+            ),
             click.option("--lse", is_flag=True, help="Write the log-sum-exp too, as training needs it."),
         )
     ):

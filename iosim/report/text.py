@@ -38,7 +38,8 @@ def render(comparison: Comparison) -> str:
         parts += [_machines_table(comparison.runs)]
         for machine in machines:
             runs = [r for r in comparison.runs if r.hardware is machine]
-            parts += [*_paragraph(f"{machine.name}: {_time_words(runs)}")]
+            choices = [f"Schedule of {_name(r)}: {words}." for r in runs if (words := _choices(r))]
+            parts += _paragraph(" ".join([f"{machine.name}: {_time_words(runs)}", *choices]))
         parts += _check_words(comparison.runs)
     return "\n".join(parts) + "\n"
 
@@ -51,7 +52,9 @@ def headline(a: Attention, computes: str = "forward") -> str:
     width = f"d {a.d}" if a.d == a.d_v else f"d {a.d}, d_v {a.d_v}"
     mask = "" if not a.causal else ", causal" if a.n_q == a.n_k else f", causal ({a.causal_align})"
     mask += "" if a.window is None else f", window {a.window:,}"
+    mask += " (later keys are seen too; --causal hides them)" if a.window is not None and not a.causal else ""
     mask += ", fp16 accumulator" if a.accumulator == "fp16" else ""
+    mask += ", log-sum-exp written" if a.lse and computes == "forward" else ""
     what = "Softmax of the scores" if computes == "softmax" else f"Attention {computes}"
     what += " (forward and backward)" if computes == "training" else ""
     return f"{what}: batch {a.batch}, {heads}, {length}, {width}, {a.dtype}{mask}"
@@ -236,8 +239,21 @@ def _sentences(runs: Sequence[Run]) -> list[str]:
     out += _check_words(runs)
     for r in runs:
         for part in r.parts or (r,):
-            out += _paragraph(f"Schedule of {part.dataflow.name}: {part.why}.")
+            why = "; ".join(filter(None, (_choices(part), part.why)))
+            out += _paragraph(f"Schedule of {part.dataflow.name}: {why}.")
     return out
+
+
+def _choices(r: Run) -> str:
+    """What the dataflow's schedule settles beyond the tile, where it is not what all have."""
+    s = r.schedule
+    words = {
+        "splits": f"keys in {count(s.splits, 'split', 'splits')}",
+        "softmax": "" if s.softmax == "safe" else f"{s.softmax} softmax",
+        "scores": "" if s.scores == "data" else f"S and P in {s.scores}",
+        "grid_order": "" if s.grid_order == "natural" else f"blocks {s.grid_order}",
+    }
+    return ", ".join(text for name, text in words.items() if text and name in r.dataflow.uses)
 
 
 def _traffic_words(a: Run, b: Run) -> str:

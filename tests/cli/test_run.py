@@ -126,6 +126,22 @@ def test_what_is_computed_and_its_flops(iosim: Iosim) -> None:
     assert "compute different things" in answer.err
 
 
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ("--scores fp32 --softmax naive --dataflow standard", "Schedule of standard: naive softmax, S and P in fp32"),
+        ("--causal --grid-order longest-first", "Schedule of flash2: blocks longest-first; block_q"),
+        ("--dataflow split-kv --splits 3", "Schedule of split-kv: keys in 3 splits; block_q"),
+        ("--dataflow split-kv --splits 3 --hw mp31 --hw b200", "Schedule of split-kv: keys in 3 splits."),
+        ("--lse", "fp16, log-sum-exp written"),
+        ("--window 9", "fp16, window 9 (later keys are seen too; --causal hides them)"),
+        ("--window 9 --causal", "fp16, causal, window 9 mp31:"),
+    ],
+)
+def test_the_text_says_which_variant_ran(iosim: Iosim, args: str, words: str) -> None:
+    assert words in " ".join(iosim(*SMALL, *args.split(), "--no-check").out.split())
+
+
 def test_csv_has_a_row_a_run(iosim: Iosim) -> None:
     rows = list(csv.DictReader(io.StringIO(iosim(*SMALL, "--no-check", "--csv").out)))
     assert [r["dataflow"] for r in rows] == ["standard", "flash2"]
