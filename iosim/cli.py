@@ -110,7 +110,15 @@ def _problem(options: dict[str, Any]) -> Attention:
             raise click.UsageError(f"Missing option '{option}'{instead}.", click.get_current_context())
     from iosim.problem import Attention
 
-    return Attention(**{k: options[k] for k in _PROBLEM if options[k] is not None})
+    return _aligned(Attention(**{k: options[k] for k in _PROBLEM if options[k] is not None}))
+
+
+def _aligned(a: Attention) -> Attention:
+    """The problem, unless a diagonal was chosen that nothing follows."""
+    given = click.get_current_context().get_parameter_source("causal_align") is not ParameterSource.DEFAULT
+    if given and not a.causal and a.window is None:
+        raise InputError("--causal-align: changes nothing without --causal or --window")
+    return a
 
 
 def _problem_of_inputs(options: dict[str, Any]) -> tuple[Attention, Inputs | None]:
@@ -126,7 +134,7 @@ def _problem_of_inputs(options: dict[str, Any]) -> tuple[Attention, Inputs | Non
         if context.get_parameter_source(name) is ParameterSource.DEFAULT:
             options[name] = None
     inputs = load_inputs(options["inputs"], layout=options["inputs_layout"])
-    return inputs.problem(**{k: options[k] for k in _PROBLEM if options[k] is not None}), inputs
+    return _aligned(inputs.problem(**{k: options[k] for k in _PROBLEM if options[k] is not None})), inputs
 
 
 def _as_option(message: str) -> str:
@@ -268,11 +276,15 @@ def show(dataflow: str, **options: Any) -> None:
     from iosim.dataflows import load_dataflow
     from iosim.program import show as text_of
     from iosim.study.choose import choose
-    from iosim.study.run import machine_called
+    from iosim.study.run import machine_called, require_read, require_uneven
 
     problem, flow = _problem(options), load_dataflow(dataflow)
-    schedule, _ = choose(flow, problem, machine_called(options["hw"]), _schedule(options))
-    _write(text_of(flow(problem, schedule)) + "\n", None)
+    given = _schedule(options)
+    require_read(given, [flow])
+    schedule, _ = choose(flow, problem, machine_called(options["hw"]), given)
+    program = flow(problem, schedule)
+    require_uneven(given, [program])
+    _write(text_of(program) + "\n", None)
 
 
 @cli.command()

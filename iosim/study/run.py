@@ -13,11 +13,12 @@ from iosim.dataflows import Dataflow, load_dataflow
 from iosim.dtypes import dtype
 from iosim.errors import InputError, nearest
 from iosim.hardware import DEFAULT, Hardware, load_hardware
+from iosim.index import Expr
 from iosim.interpreters.ledger import Ledger, ledger
 from iosim.memory.cache import DeviceTraffic, behind_caches
 from iosim.memory.onchip import Footprint, footprints
 from iosim.problem import FP8, Attention
-from iosim.program import Program
+from iosim.program import Program, walk
 from iosim.schedule import Schedule
 from iosim.study.bounds import Bounds, bounds
 from iosim.study.choose import choose
@@ -213,9 +214,8 @@ def compare(
     given = _given(schedule)
     training = computes == "training"
     backwards = {f.name: _backward_of(f) for f in flows} if training else {}
-    read = {"stages", "groups", "place", "orders"}.union(*(f.uses for f in (*flows, *backwards.values())))
-    if not isinstance(schedule, Schedule) and (idle := sorted(given.keys() - read)):
-        raise InputError(f"{idle[0]}: changes nothing in {', '.join(f.name for f in flows)}")
+    if not isinstance(schedule, Schedule):
+        require_read(given, (*flows, *backwards.values()))
     for machine, flow in product(machines, (*flows, *backwards.values())):
         _require_formats(problem, machine, flow)
     plans = []
@@ -226,6 +226,7 @@ def compare(
             plans += [_plan(replace(problem, lse=lse), machine, flow, given), backward]
         else:
             plans.append(_plan(problem, machine, flow, given))
+    require_uneven(given, [plan.program for plan in plans])
     checks = _checks(plans, seed, own, note) if check else {}
     runs = []
     for plan in plans:
@@ -262,6 +263,22 @@ def run(
         seed=seed,
         inputs=inputs,
     ).runs[0]
+
+
+def require_read(given: Mapping[str, Any], flows: Sequence[Dataflow]) -> None:
+    """Raise InputError for a field of a schedule that none of the dataflows reads."""
+    read = {"stages", "groups", "place", "orders"}.union(*(f.uses for f in flows))
+    if idle := sorted(given.keys() - read):
+        raise InputError(f"{idle[0]}: changes nothing in {', '.join(f.name for f in flows)}")
+
+
+def require_uneven(given: Mapping[str, Any], programs: Sequence[Program]) -> None:
+    """Raise InputError for an order of blocks by length where all blocks of every kernel are equally long."""
+    order = given.get("grid_order", "natural")
+    loops = (loop for p in programs for kernel in p.kernels for _, around in walk(kernel.body) for loop in around)
+    if order != "natural" and not any(isinstance(bound, Expr) for loop in loops for bound in (loop.lo, loop.hi)):
+        raise InputError(f"grid_order: {order} changes nothing, as all blocks have as many loop iterations; a causal "
+                         f"mask or a window makes them differ")  # fmt: skip
 
 
 def machine_called(given: str | Hardware) -> Hardware:

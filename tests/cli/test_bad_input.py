@@ -44,6 +44,22 @@ CASES = {
         ("run", "-n", "64", "-d", "64", "--dataflow", "flash2", "--splits", "4"),
         "--splits: changes nothing in flash2",
     ),
+    "idle option of a program": (
+        ("show", "flash2", "-n", "64", "-d", "64", "--splits", "4"),
+        "--splits: changes nothing in flash2",
+    ),
+    "idle alignment": (
+        ("run", "-n", "64", "-d", "64", "--n-k", "99", "--causal-align", "top-left"),
+        "--causal-align: changes nothing without --causal or --window",
+    ),
+    "idle order": (
+        ("run", "-n", "512", "-d", "64", "--grid-order", "longest-first"),
+        "--grid-order: longest-first changes nothing, as all blocks have as many loop iterations",
+    ),
+    "idle order of a program": (
+        ("show", "flash2", "-n", "512", "-d", "64", "--grid-order", "longest-first"),
+        "--grid-order: longest-first changes nothing",
+    ),
     "missing d": (("run", "-n", "64"), "Missing option '--d'"),
     "not a number": (("run", "-n", "many", "-d", "64"), "'many' is not a valid integer"),
     "option": (("run", "-n", "64", "-d", "64", "--batches", "2"), "--batch"),
