@@ -64,7 +64,7 @@ def _problem_options(command: F) -> F:
             click.option(
                 "--window",
                 type=int,
-                help="Sliding window: hide keys before the last so many up to the query's own; with --causal those after it too.",
+                help="Sliding window: hide keys before the last so many up to the query's; --causal hides later ones.",
             ),
             click.option("--lse", is_flag=True, help="Write the log-sum-exp too, as training needs it."),
         )

@@ -111,7 +111,7 @@ def plan(a: Attention, hardware: Hardware, given: Mapping[str, Any], rule: Rule)
 
     def room(s: Schedule) -> int:
         blocks = a.batch * a.heads * cdiv(a.n_q, s.block_q)
-        return min(cdiv(a.n_k, s.block_k), MOST, cdiv(hardware.processors or 1, blocks))
+        return min(int(cdiv(a.n_k, s.block_k)), MOST, int(cdiv(hardware.processors or 1, blocks)))
 
     s, why = rule(lambda s: {"splits": min(range(1, room(s) + 1), key=lambda n: _in_a_row(a, s, n))})
     units = f"{hardware.called}s"
@@ -130,4 +130,4 @@ def _in_a_row(a: Attention, s: Schedule, splits: int) -> int:
     """Bytes of the tiles that are loaded one after another: K and V of one split, then the results of all of them."""
     keys = s.block_k * (a.d + a.d_v) * dtype(a.dtype).bytes
     results = 0 if splits == 1 else splits * s.block_q * (a.d_v + 1) * 4
-    return cdiv(cdiv(a.n_k, s.block_k), splits) * keys + results
+    return int(cdiv(cdiv(a.n_k, s.block_k), splits)) * keys + results

@@ -153,7 +153,7 @@ def test_default_splits_are_near_the_best_of_the_time_model() -> None:
 
 def test_given_splits_are_kept() -> None:
     assert chosen_by("split-kv", "mp31", {"splits": 3}, n_q=1, n_k=8192)[0].splits == 3
-    assert chosen_by("split-kv", "mp22", n_q=1, n_k=8192)[1].endswith("no second split, as the number of MPs is unknown")
+    assert chosen_by("split-kv", "mp22", n_q=1, n_k=8192)[1].endswith("as the number of MPs is unknown")
 
 
 # ---------------------------------------------------------------- what is given
