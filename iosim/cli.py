@@ -6,7 +6,9 @@ import errno
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from textwrap import wrap
+from threading import Timer
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -23,6 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 WIDTH = 80  # of a terminal
+PATIENCE = 10  # seconds after which a pipe is told what takes so long
 
 
 class CheckError(IosimError):
@@ -424,12 +427,17 @@ def hw_check(file: str) -> None:
 
 
 class _progress:  # noqa: N801 - used like a function
-    """Says on a terminal what is being done, and nothing in a pipe."""
+    """Says on a terminal what is being done; elsewhere once, on stderr, when it takes long."""
 
     def __enter__(self) -> Callable[[str], None]:
         self.status: Any = None
-        if sys.stderr is None or not sys.stderr.isatty():
+        self.timer, self.doing = Timer(PATIENCE, self._still), "starting"
+        if sys.stderr is None:
             return lambda _: None
+        if not sys.stderr.isatty():
+            self.timer.daemon = True
+            self.timer.start()
+            return lambda text: setattr(self, "doing", text)
         from rich.console import Console
 
         self.status = Console(stderr=True).status("starting")
@@ -437,8 +445,13 @@ class _progress:  # noqa: N801 - used like a function
         return lambda text: self.status.update(text)
 
     def __exit__(self, *_: object) -> None:
+        self.timer.cancel()
         if self.status is not None:
             self.status.stop()
+
+    def _still(self) -> None:
+        with suppress(OSError):
+            print(f"iosim: after {PATIENCE} s: {self.doing}", file=sys.stderr, flush=True)
 
 
 def _require_writable(path: str | None, option: str = "--output") -> None:

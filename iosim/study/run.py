@@ -373,7 +373,8 @@ def _checks(
 ) -> dict[tuple[Attention, str, Schedule], Check]:
     from iosim.check import check_all
 
-    note(f"numeric check of {', '.join(dict.fromkeys(plan.flow.name for plan in plans))}")
+    names = ", ".join(dict.fromkeys(plan.flow.name for plan in plans))
+    note(f"numeric check of {names} (--no-check leaves it out)")
     out: dict[tuple[Attention, str, Schedule], Check] = {}
     for problem, computes in dict.fromkeys((plan.problem, plan.flow.computes) for plan in plans):
         alike = [plan for plan in plans if (plan.problem, plan.flow.computes) == (problem, computes)]

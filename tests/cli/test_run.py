@@ -8,13 +8,17 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import jsonschema
 import pytest
 
+from iosim.problem import Attention
+from iosim.study.run import Comparison, compare
 from tests.conftest import Iosim
 
 SMALL = ("run", "-n", "512", "-d", "64")
@@ -220,6 +224,20 @@ def test_a_pipe_that_nobody_reads_is_no_error(args: tuple[str, ...]) -> None:
     with open(write, "w") as pipe:
         done = process(*args, stdout=pipe, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_pipe_is_told_once_what_takes_long(iosim: Iosim, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("iosim.cli.PATIENCE", 0.2)
+
+    def slow(*_: object, note: Callable[[str], None], **__: object) -> Comparison:
+        note("numeric check of flash2")
+        sleep(0.5)
+        return compare(Attention(n_q=64, d=64), dataflows="flash2", check=False)
+
+    monkeypatch.setattr("iosim.study.run.compare", slow)
+    answer = iosim(*SMALL)
+    assert answer.err == "iosim: after 0.2 s: numeric check of flash2\n"
+    assert "flash2" in answer.out
 
 
 def test_results_do_not_depend_on_the_hash_seed() -> None:
