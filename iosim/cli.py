@@ -7,9 +7,10 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import chain
 from textwrap import wrap
 from threading import Timer
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -416,14 +417,21 @@ def hw_show(name: str) -> None:
 @hw.command("check")
 @click.argument("file")
 def hw_check(file: str) -> None:
-    """Check a profile file; says what time prediction would still need.
+    """Check a profile file: all its mistakes, or what time prediction would still need.
 
     Example: iosim hw check my-gpu.toml
     """
-    from iosim.hardware import load_hardware
+    from iosim.hardware import ProfileError, load_hardware
     from iosim.report.machines import check_text
 
-    _write(check_text(load_hardware(file)), None)
+    try:
+        machine = load_hardware(file)
+    except ProfileError as error:
+        if len(error.problems) == 1:
+            raise
+        heading = f"iosim: {error.origin}: {len(error.problems)} mistakes:"
+        _fail("\n".join([heading, *(str(InputError(f"  {problem}")) for problem in error.problems)]), error.exit_code)
+    _write(check_text(machine), None)
 
 
 class _progress:  # noqa: N801 - used like a function
@@ -524,6 +532,8 @@ def main() -> None:
         cli(standalone_mode=False)
         if sys.stdout is not None:
             sys.stdout.flush()
+    except _Stop:
+        raise
     except (BrokenPipeError, SystemExit):  # click exits by itself in this case alone, and not with 0
         _silence()  # the reader has gone, and nothing more can be said
     except (click.exceptions.Abort, KeyboardInterrupt):
@@ -545,15 +555,21 @@ def _silence() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-def _fail(message: str, code: int) -> None:
-    """Say why and leave, in one line, which a terminal gets wrapped; that it cannot be said changes no exit code."""
+class _Stop(SystemExit):
+    """The end of the command line with an exit code of ours."""
+
+
+def _wrapped(line: str) -> list[str]:
+    return wrap(line, WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    """Say why and leave, in lines that a terminal gets wrapped; that it cannot be said changes no exit code."""
     try:
         if sys.stderr is not None:
             if sys.stderr.isatty():
-                message = "\n".join(
-                    wrap(message, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-                )
+                message = "\n".join(chain.from_iterable(map(_wrapped, message.splitlines())))
             print(message, file=sys.stderr, flush=True)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    sys.exit(code)
+    raise _Stop(code)

@@ -61,3 +61,19 @@ def test_hw_check_takes_a_file(iosim: Iosim, tmp_path: Path) -> None:
     assert answer.code == 2
     assert answer.err.count("\n") == 1
     assert "did you mean 'bandwidth_gb_per_s'?" in answer.err
+
+
+def test_hw_check_lists_every_mistake_and_the_file_once(iosim: Iosim, tmp_path: Path) -> None:
+    source = (Path(__file__).parents[2] / "hw_profiles" / "mp31.toml").read_text()
+    bad = tmp_path / "bad.toml"
+    bad.write_text(source.replace("bandwidth_gb_per_s", "bandwidth_gib_per_s", 1).replace("clock_mhz", "clok_mhz", 1))
+    answer = iosim("hw", "check", str(bad))
+    assert (answer.code, answer.out) == (2, "")
+    first, *others = answer.err.splitlines()
+    assert first == f"iosim: {bad}: 2 mistakes:"
+    assert [line for line in others if "bad.toml" in line] == []
+    for hint in ("did you mean 'bandwidth_gb_per_s'?", "did you mean 'clock_mhz'?"):
+        assert sum(hint in line for line in others) == 1
+    answer = iosim("run", "-n", "64", "-d", "64", "--hw", str(bad))
+    assert answer.err.count("\n") == 1
+    assert "(and 1 more: see iosim hw check)" in answer.err
