@@ -202,11 +202,8 @@ def compare(
         raise InputError("compare: needs at least one dataflow and one machine")
     machines = [machine_called(h) for h in given_machines]
     flows = [_of_pass(load_dataflow(name), computes) for name in names]
-    asked = names
-    for what, names in (("dataflow", [f.name for f in flows]), ("hw", [h.name for h in machines])):
-        if twice := next((n for n in names if names.count(n) > 1), None):
-            why = "" if what == "hw" or twice in asked else f", as the {computes} pass of two of {', '.join(asked)}"
-            raise InputError(f"{what}: {twice} is given twice{why}")
+    _require_different("hw", given_machines, [h.name for h in machines])
+    _require_different("dataflow", names, [f.name for f in flows])
     if len({f.computes for f in flows}) > 1:
         kinds = ", ".join(f"{f.name} ({f.computes})" for f in flows)
         raise InputError(f"dataflow: {kinds} compute different things and cannot be compared")
@@ -263,6 +260,22 @@ def run(
         seed=seed,
         inputs=inputs,
     ).runs[0]
+
+
+def _require_different(what: str, asked: Sequence[str | Hardware], names: Sequence[str]) -> None:
+    """Raise InputError where two of what was `asked` for have one name."""
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is None:
+        return
+    called = [a if isinstance(a, str) else a.name for a, name in zip(asked, names, strict=True) if name == twice]
+    file = next((a for a in called if a != twice), "")
+    if len(set(called)) == 1 or not file:
+        raise InputError(f"{what}: {twice} is given twice")
+    if what == "hw":
+        raise InputError(f'hw: {file} has name = "{twice}", as another machine here; give it a name of its own')
+    if file.endswith(".py"):
+        raise InputError(f"dataflow: {file} makes {twice}, as another dataflow here; rename the file and its function")
+    raise InputError(f"dataflow: {twice} is given twice, as the backward pass of two of {', '.join(map(str, asked))}")
 
 
 def require_read(given: Mapping[str, Any], flows: Sequence[Dataflow]) -> None:

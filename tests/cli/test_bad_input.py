@@ -102,6 +102,20 @@ def test_a_tile_that_does_not_fit_is_itemised_with_the_nearest_that_does(iosim: 
     assert "would fit" in answer.err
 
 
+def test_a_file_with_the_name_of_another(iosim: Iosim, tmp_path: Path) -> None:
+    root, args = Path(__file__).parents[2], ("run", "-n", "64", "-d", "64", "--no-check")
+    machine, flow = tmp_path / "mine.toml", tmp_path / "flash2.py"
+    machine.write_text((root / "hw_profiles" / "mp31.toml").read_text())
+    flow.write_text((root / "iosim" / "dataflows" / "flash2.py").read_text())
+    assert iosim(*args, "--hw", "mp31", "--hw", str(machine)).err == (
+        f'iosim: --hw: {machine} has name = "mp31", as another machine here; give it a name of its own\n'
+    )
+    assert iosim(*args, "--dataflow", str(flow), "--dataflow", "flash2").err == (
+        f"iosim: --dataflow: {flow} makes flash2, as another dataflow here; rename the file and its function\n"
+    )
+    assert iosim(*args, "--hw", str(machine), "--hw", str(machine)).err.endswith("mp31 is given twice\n")
+
+
 def test_a_dtype_that_the_machine_has_no_rate_for(iosim: Iosim, tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "hw_profiles" / "mp31.toml").read_text().splitlines()
     at = next(n for n, line in enumerate(text) if line.startswith("bf16 "))
