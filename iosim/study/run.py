@@ -353,7 +353,11 @@ def _of_pass(flow: Dataflow, computes: str | None) -> Dataflow:
 def _backward_of(flow: Dataflow) -> Dataflow:
     if not flow.backward:
         raise InputError(f"dataflow: {flow.name} names no dataflow of its gradients (BACKWARD in its file)")
-    found = load_dataflow(flow.backward)
+    try:
+        found = load_dataflow(flow.backward)
+    except InputError as error:
+        words = str(error).removeprefix("dataflow: ")
+        raise InputError(f"dataflow: BACKWARD of {flow.file or flow.name}: {words}") from None
     if found.computes != "backward":
         raise InputError(f"dataflow: BACKWARD of {flow.name} is {found.name}, which computes {found.computes}")
     return found

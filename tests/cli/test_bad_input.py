@@ -132,7 +132,12 @@ def test_a_dtype_that_the_machine_has_no_rate_for(iosim: Iosim, tmp_path: Path) 
         ("raise ValueError('no')", "ValueError in mine.py, line 3: no"),
         ("raise SystemExit(0)", "SystemExit in mine.py, line 3"),
         ("return 42", "returned 42 instead of a Program"),
-        ("return Builder('mine').done()", "mine: there is no kernel"),
+        ("return Builder('other').done()", "iosim: dataflow mine: mine.py, line 3: other: there is no kernel"),
+        (
+            "p = Builder('mine')\n    p.tensor('O', (9, 9), 'fp16', 'out')[0, 0, 0].shape",
+            "iosim: dataflow mine: mine.py, line 4: O[0, 0]: a view needs an index for each of the 2 axes",
+        ),
+        ("return (", "mine.py does not load: SyntaxError in mine.py, line 3: '(' was never closed"),
     ],
 )
 def test_a_dataflow_that_goes_wrong(iosim: Iosim, tmp_path: Path, body: str, words: str) -> None:
@@ -152,6 +157,23 @@ def test_what_a_dataflow_file_prints_stays_out_of_the_output(iosim: Iosim, tmp_p
     answer = iosim("run", "-n", "64", "-d", "64", "--dataflow", str(mine), "--no-check", "--json")
     assert answer.out.startswith("{")
     assert "noise" not in answer.out
+
+
+def test_a_dataflow_is_asked_once_for_each_program(iosim: Iosim, tmp_path: Path) -> None:
+    source = (Path(__file__).parents[2] / "iosim" / "dataflows" / "flash2.py").read_text()
+    mine = tmp_path / "mine.py"
+    mine.write_text(source.replace("def flash2", "def mine").replace("    p, bq, bk", "    print(s)\n    p, bq, bk"))
+    answer = iosim("run", "-n", "4096", "-d", "128", "--dataflow", str(mine), "--no-check")
+    schedules = answer.err.splitlines()
+    assert len(set(schedules)) == len(schedules) > 0
+
+
+def test_the_dataflow_of_gradients_is_looked_for_by_its_name(iosim: Iosim, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text("def mine(a, s): ...\nUSES = ('block_q',)\nBACKWARD = 'flash-bakward'\n")
+    answer = iosim("run", "-n", "64", "-d", "64", "--dataflow", str(mine), "--pass", "training")
+    assert answer.err.startswith(f"iosim: --dataflow: BACKWARD of {mine}: 'flash-bakward' is not one of")
+    assert "did you mean 'flash-backward'?" in answer.err
 
 
 def test_uses_must_name_schedule_fields(iosim: Iosim, tmp_path: Path) -> None:
