@@ -49,7 +49,8 @@ def headline(a: Attention, computes: str = "forward") -> str:
     heads = f"{a.heads} heads" if a.kv_heads == a.heads else f"{a.heads} heads over {a.kv_heads} K/V heads"
     heads = "1 head" if a.heads == 1 else heads
     length = f"N {a.n_q:,}" if a.n_q == a.n_k else f"{count(a.n_q, 'query', 'queries')}, {count(a.n_k, 'key', 'keys')}"
-    width = f"d {a.d}" if a.d == a.d_v else f"d {a.d}, d_v {a.d_v}"
+    width = f", d {a.d}" if a.d == a.d_v else f", d {a.d}, d_v {a.d_v}"
+    width = "" if computes == "softmax" else width
     mask = "" if not a.causal else ", causal" if a.n_q == a.n_k else f", causal ({a.causal_align})"
     mask += "" if a.window is None else f", window {a.window:,}"
     mask += " (later keys are seen too; --causal hides them)" if a.window is not None and not a.causal else ""
@@ -57,13 +58,18 @@ def headline(a: Attention, computes: str = "forward") -> str:
     mask += ", log-sum-exp written" if a.lse and computes == "forward" else ""
     what = "Softmax of the scores" if computes == "softmax" else f"Attention {computes}"
     what += " (forward and backward)" if computes == "training" else ""
-    return f"{what}: batch {a.batch}, {heads}, {length}, {width}, {a.dtype}{mask}"
+    return f"{what}: batch {a.batch}, {heads}, {length}{width}, {a.dtype}{mask}"
 
 
 def inputs_line(inputs: Inputs, computes: str) -> str:
     """A user's own tensors in one line."""
-    names = ", ".join(t.name for t in inputs.used(computes).values())
-    return f"Inputs: {names} of {inputs.origin}" + (f" (SHA-256 {inputs.sha256[:12]}...)" if inputs.sha256 else "")
+    from iosim.check.given import turned_hint
+
+    reads = "backward" if computes == "training" else computes
+    names = ", ".join(t.name for t in inputs.used(reads).values())
+    made = "; dO is random" if reads == "backward" and "dO" not in inputs.tensors else ""
+    text = f"Inputs: {names} of {inputs.origin}" + (f" (SHA-256 {inputs.sha256[:12]}...)" if inputs.sha256 else "")
+    return text + made + turned_hint(inputs.layout, inputs.tensors)
 
 
 def _name(r: Run) -> str:
