@@ -217,7 +217,7 @@ def cli() -> None:
 @click.option("--csv", "as_csv", is_flag=True, help="Print one CSV row a run.")
 @click.option("--output", "-o", metavar="FILE", help="Write to this file instead of the terminal; - is the terminal.")
 def run(as_json: bool, as_csv: bool, output: str | None, **options: Any) -> None:
-    """Compare dataflows on machines: memory, traffic, time, numeric check.
+    """Compare dataflows on machines: memory, traffic, time, check.
 
     Without --block-q and --block-k the tile is the largest that gives every processor a block and leaves a tenth of the
     SRAM free with two stages; the output says what was chosen, and why.
@@ -280,12 +280,16 @@ def show(dataflow: str, **options: Any) -> None:
     from iosim.dataflows import load_dataflow
     from iosim.program import show as text_of
     from iosim.study.choose import choose
-    from iosim.study.run import machine_called, require_read, require_uneven
+    from iosim.study.run import machine_called, require_formats, require_read, require_uneven
 
-    problem, flow = _problem(options), load_dataflow(dataflow)
-    given = _schedule(options)
+    problem, given, machine = _problem(options), _schedule(options), machine_called(options["hw"])
+    try:
+        flow = load_dataflow(dataflow)
+    except InputError as error:
+        raise InputError(f"DATAFLOW: {str(error).removeprefix('dataflow: ')}") from None
     require_read(given, [flow])
-    schedule, _ = choose(flow, problem, machine_called(options["hw"]), given)
+    require_formats(problem, machine, flow)
+    schedule, _ = choose(flow, problem, machine, given)
     program = flow(problem, schedule)
     require_uneven(given, [program])
     _write(text_of(program) + "\n", None)
@@ -395,7 +399,10 @@ def hw() -> None:
 
 @hw.command("list")
 def hw_list() -> None:
-    """The machines that ship with iosim."""
+    """The machines that ship with iosim.
+
+    Example: iosim hw list
+    """
     from iosim.report.machines import list_text
 
     _write(list_text(), None)
@@ -419,7 +426,7 @@ def hw_show(name: str) -> None:
 def hw_check(file: str) -> None:
     """Check a profile file: all its mistakes, or what time prediction would still need.
 
-    Example: iosim hw check my-gpu.toml
+    Example: iosim hw check mine.toml     (your copy of a file of hw_profiles/)
     """
     from iosim.hardware import ProfileError, load_hardware
     from iosim.report.machines import check_text

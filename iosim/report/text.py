@@ -155,8 +155,8 @@ def _time(r: Run) -> str:
 
 
 def compute_unit(r: Run) -> str:
-    """The unit that does the matrix products: the vector lanes for fp32."""
-    return "vector" if r.problem.dtype == "fp32" else "matrix"
+    """The unit that does the most work: of matrix products the matrix unit, the vector lanes for fp32 and a softmax."""
+    return "vector" if r.problem.dtype == "fp32" or r.dataflow.computes == "softmax" else "matrix"
 
 
 def stall_of(r: Run) -> tuple[str, float] | None:

@@ -214,7 +214,7 @@ def compare(
     if not isinstance(schedule, Schedule):
         require_read(given, (*flows, *backwards.values()))
     for machine, flow in product(machines, (*flows, *backwards.values())):
-        _require_formats(problem, machine, flow)
+        require_formats(problem, machine, flow)
     plans = []
     for machine, flow in product(machines, flows):
         if training:
@@ -302,15 +302,15 @@ def machine_called(given: str | Hardware) -> Hardware:
         raise InputError(f"hw: {error}") from None
 
 
-def _require_formats(problem: Attention, machine: Hardware, flow: Dataflow) -> None:
+def require_formats(problem: Attention, machine: Hardware, flow: Dataflow) -> None:
     """Raise InputError where the dataflow is not written for the problem's formats, or the machine lacks them."""
     if refusal := flow.refusal(problem):
         raise InputError(refusal)
-    knows = problem.is_fp8 or not machine.missing_for_time()  # else bytes and numbers are all that is asked for
-    if knows and problem.dtype != "fp32" and machine.matrix_rate(problem.dtype) is None:
-        have = [d for d in ("fp16", "bf16", FP8) if machine.matrix_rate(d) is not None]
+    missing = bool(machine.missing_for_time())  # then bytes and numbers are all that is asked for, and fp8 has a rule
+    able = [d for d in ("fp16", "bf16", FP8) if machine.matrix_rate(d) is not None or (missing and d != FP8)]
+    if problem.dtype not in (*able, "fp32"):
         raise InputError(
-            f"dtype: {machine.name} has no matrix rate for {problem.dtype}; it has {', '.join([*have, 'fp32'])}"
+            f"dtype: {machine.name} has no matrix rate for {problem.dtype}; it takes {', '.join([*able, 'fp32'])}"
         )
 
 

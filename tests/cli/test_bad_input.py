@@ -60,6 +60,16 @@ CASES = {
         ("show", "flash2", "-n", "512", "-d", "64", "--grid-order", "longest-first"),
         "--grid-order: longest-first changes nothing",
     ),
+    "dataflow of a program": (("show", "flsh2", "-n", "64", "-d", "64"), "iosim: DATAFLOW: 'flsh2' is not one of"),
+    "format of a program": (
+        ("show", "flash2", "-n", "64", "-d", "64", "--dtype", "fp8", "--hw", "a100-sxm-80gb"),
+        "--dtype: a100-sxm-80gb has no matrix rate for fp8_e4m3; it takes fp16, bf16, fp32",
+    ),
+    "format of a machine without rates": (
+        ("run", "-n", "64", "-d", "64", "--dtype", "fp8", "--hw", "mp22", "--dataflow", "flash2"),
+        "mp22 has no matrix rate for fp8_e4m3; it takes fp16, bf16, fp32",
+    ),
+    "file twice": (("validate", "x.csv", "./x.csv"), "x.csv: is given twice"),
     "missing d": (("run", "-n", "64"), "Missing option '--d'"),
     "not a number": (("run", "-n", "many", "-d", "64"), "'many' is not a valid integer"),
     "option": (("run", "-n", "64", "-d", "64", "--batches", "2"), "--batch"),
@@ -123,7 +133,7 @@ def test_a_dtype_that_the_machine_has_no_rate_for(iosim: Iosim, tmp_path: Path) 
     mine.write_text("\n".join(text[:at] + text[at + 1 :]))
     answer = iosim("run", "-n", "64", "-d", "64", "--dtype", "bf16", "--hw", str(mine), "--no-check")
     assert answer.code == 2
-    assert "no matrix rate for bf16; it has fp16, fp8_e4m3, fp32" in answer.err
+    assert "no matrix rate for bf16; it takes fp16, fp8_e4m3, fp32" in answer.err
 
 
 @pytest.mark.parametrize(

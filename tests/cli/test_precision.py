@@ -75,7 +75,7 @@ def test_bad_input_is_one_line(iosim: Iosim, args: tuple[str, ...], message: str
 def test_run_says_in_one_line_why_a_machine_cannot_do_fp8(iosim: Iosim) -> None:
     answer = iosim("run", "-n", "512", "-d", "64", "--dtype", "fp8", "--dataflow", "flash3", "--hw", "a100-sxm-80gb")
     assert answer.code == 2
-    assert answer.err == "iosim: --dtype: a100-sxm-80gb has no matrix rate for fp8_e4m3; it has fp16, bf16, fp32\n"
+    assert answer.err == "iosim: --dtype: a100-sxm-80gb has no matrix rate for fp8_e4m3; it takes fp16, bf16, fp32\n"
 
 
 @pytest.mark.parametrize("option", [("--dtype", "fp8"), ("--accumulator", "fp16")])

@@ -51,6 +51,18 @@ def test_hw_list_names_every_machine(iosim: Iosim) -> None:
     assert out.count("(default)") == 1
 
 
+def test_help_says_what_every_command_does_and_gives_an_example(iosim: Iosim) -> None:
+    assert "..." not in iosim("-h").out.split("Commands:")[1]
+    for command in ("run", "show", "validate", "precision", "hw list", "hw show", "hw check"):
+        assert "Example: iosim " + command in iosim(*command.split(), "-h").out
+
+
+def test_a_machine_has_one_size_of_sram(iosim: Iosim) -> None:
+    assert "164 KiB" in next(line for line in iosim("hw", "list").out.splitlines() if line.startswith("a100"))
+    run = iosim("run", "-n", "64", "-d", "64", "--hw", "a100-sxm-80gb", "--no-check").out
+    assert "with 164 KiB SRAM each" in " ".join(run.split())
+
+
 def test_hw_show_gives_source_and_confidence(iosim: Iosim) -> None:
     out = iosim("hw", "show", "mp31").out
     assert "processor.count" in out
