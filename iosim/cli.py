@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import suppress
+from itertools import chain
+from textwrap import wrap
+from threading import Timer
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -19,7 +24,13 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-CHECK_FAILED = 1
+
+WIDTH = 80  # of a terminal
+PATIENCE = 10  # seconds after which a pipe is told what takes so long
+
+
+class CheckError(IosimError):
+    """A numeric check failed (exit code 1)."""
 
 
 def _stages(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -54,7 +65,11 @@ def _problem_options(command: F) -> F:
                 show_default=True,
                 help="Which diagonal, when queries and keys differ in number: bottom-right or top-left.",
             ),
-            click.option("--window", type=int, help="Sliding window: a query sees this many keys up to its own."),
+            click.option(
+                "--window",
+                type=int,
+                help="Sliding window: hide keys before the last so many up to the query's; --causal hides later ones.",
+            ),
             click.option("--lse", is_flag=True, help="Write the log-sum-exp too, as training needs it."),
         )
     ):
@@ -99,7 +114,15 @@ def _problem(options: dict[str, Any]) -> Attention:
             raise click.UsageError(f"Missing option '{option}'{instead}.", click.get_current_context())
     from iosim.problem import Attention
 
-    return Attention(**{k: options[k] for k in _PROBLEM if options[k] is not None})
+    return _aligned(Attention(**{k: options[k] for k in _PROBLEM if options[k] is not None}))
+
+
+def _aligned(a: Attention) -> Attention:
+    """The problem, unless a diagonal was chosen that nothing follows."""
+    given = click.get_current_context().get_parameter_source("causal_align") is not ParameterSource.DEFAULT
+    if given and not a.causal and a.window is None:
+        raise InputError("--causal-align: changes nothing without --causal or --window")
+    return a
 
 
 def _problem_of_inputs(options: dict[str, Any]) -> tuple[Attention, Inputs | None]:
@@ -115,7 +138,7 @@ def _problem_of_inputs(options: dict[str, Any]) -> tuple[Attention, Inputs | Non
         if context.get_parameter_source(name) is ParameterSource.DEFAULT:
             options[name] = None
     inputs = load_inputs(options["inputs"], layout=options["inputs_layout"])
-    return inputs.problem(**{k: options[k] for k in _PROBLEM if options[k] is not None}), inputs
+    return _aligned(inputs.problem(**{k: options[k] for k in _PROBLEM if options[k] is not None})), inputs
 
 
 def _as_option(message: str) -> str:
@@ -141,7 +164,7 @@ class _Group(click.Group):
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH})
 @click.version_option(iosim.__version__, prog_name="iosim")
 def cli() -> None:
     """Simulate and cost attention on a memory hierarchy.
@@ -194,7 +217,7 @@ def cli() -> None:
 @click.option("--csv", "as_csv", is_flag=True, help="Print one CSV row a run.")
 @click.option("--output", "-o", metavar="FILE", help="Write to this file instead of the terminal; - is the terminal.")
 def run(as_json: bool, as_csv: bool, output: str | None, **options: Any) -> None:
-    """Compare dataflows on machines: memory, traffic, time, numeric check.
+    """Compare dataflows on machines: memory, traffic, time, check.
 
     Without --block-q and --block-k the tile is the largest that gives every processor a block and leaves a tenth of the
     SRAM free with two stages; the output says what was chosen, and why.
@@ -205,6 +228,7 @@ def run(as_json: bool, as_csv: bool, output: str | None, **options: Any) -> None
     """
     if as_json and as_csv:
         raise InputError("--json and --csv: give one of them")
+    _require_writable(output)
     problem, inputs = _problem_of_inputs(options)
     from iosim.study.run import DATAFLOWS, compare
 
@@ -240,7 +264,7 @@ def run(as_json: bool, as_csv: bool, output: str | None, **options: Any) -> None
     _write(text, output)
     for r in comparison.runs:
         if r.check is not None and r.check.status == "failed":
-            _fail(f"iosim: check of {r.dataflow.name} failed: {r.check.detail}", CHECK_FAILED)
+            raise CheckError(f"check of {r.dataflow.name} failed: {r.check.detail}")
 
 
 @cli.command()
@@ -256,11 +280,19 @@ def show(dataflow: str, **options: Any) -> None:
     from iosim.dataflows import load_dataflow
     from iosim.program import show as text_of
     from iosim.study.choose import choose
-    from iosim.study.run import machine_called
+    from iosim.study.run import machine_called, require_formats, require_read, require_uneven
 
-    problem, flow = _problem(options), load_dataflow(dataflow)
-    schedule, _ = choose(flow, problem, machine_called(options["hw"]), _schedule(options))
-    _write(text_of(flow(problem, schedule)) + "\n", None)
+    problem, given, machine = _problem(options), _schedule(options), machine_called(options["hw"])
+    try:
+        flow = load_dataflow(dataflow)
+    except InputError as error:
+        raise InputError(f"DATAFLOW: {str(error).removeprefix('dataflow: ')}") from None
+    require_read(given, [flow])
+    require_formats(problem, machine, flow)
+    schedule, _ = choose(flow, problem, machine, given)
+    program = flow(problem, schedule)
+    require_uneven(given, [program])
+    _write(text_of(program) + "\n", None)
 
 
 @cli.command()
@@ -290,6 +322,9 @@ def validate(
         raise InputError("--shape and --shapes: give one of them")
     if options["plot"] is not None and not options["plot"].endswith(".png"):
         raise InputError(f"--plot: {options['plot']!r} does not end with .png")
+    _require_writable(options["output"])
+    if options["plot"] is not None:
+        _require_writable(options["plot"], "--plot")
     from pathlib import Path
 
     from iosim.report.validation import as_csv as csv_text
@@ -335,6 +370,7 @@ def precision(as_json: bool, as_csv: bool, output: str | None, **options: Any) -
     """
     if as_json and as_csv:
         raise InputError("--json and --csv: give one of them")
+    _require_writable(output)
     from iosim.study.precision import precision as compare_formats
 
     plural = {"dataflow": "dataflows", "dtype": "dtypes", "accumulator": "accumulators"}
@@ -433,7 +469,10 @@ def hw() -> None:
 
 @hw.command("list")
 def hw_list() -> None:
-    """The machines that ship with iosim."""
+    """The machines that ship with iosim.
+
+    Example: iosim hw list
+    """
     from iosim.report.machines import list_text
 
     _write(list_text(), None)
@@ -455,23 +494,35 @@ def hw_show(name: str) -> None:
 @hw.command("check")
 @click.argument("file")
 def hw_check(file: str) -> None:
-    """Check a profile file; says what time prediction would still need.
+    """Check a profile file: all its mistakes, or what time prediction would still need.
 
-    Example: iosim hw check my-gpu.toml
+    Example: iosim hw check mine.toml     (your copy of a file of hw_profiles/)
     """
-    from iosim.hardware import load_hardware
+    from iosim.hardware import ProfileError, load_hardware
     from iosim.report.machines import check_text
 
-    _write(check_text(load_hardware(file)), None)
+    try:
+        machine = load_hardware(file)
+    except ProfileError as error:
+        if len(error.problems) == 1:
+            raise
+        heading = f"iosim: {error.origin}: {len(error.problems)} mistakes:"
+        _fail("\n".join([heading, *(str(InputError(f"  {problem}")) for problem in error.problems)]), error.exit_code)
+    _write(check_text(machine), None)
 
 
 class _progress:  # noqa: N801 - used like a function
-    """Says on a terminal what is being done, and nothing in a pipe."""
+    """Says on a terminal what is being done; elsewhere once, on stderr, when it takes long."""
 
     def __enter__(self) -> Callable[[str], None]:
         self.status: Any = None
-        if sys.stderr is None or not sys.stderr.isatty():
+        self.timer, self.doing = Timer(PATIENCE, self._still), "starting"
+        if sys.stderr is None:
             return lambda _: None
+        if not sys.stderr.isatty():
+            self.timer.daemon = True
+            self.timer.start()
+            return lambda text: setattr(self, "doing", text)
         from rich.console import Console
 
         self.status = Console(stderr=True).status("starting")
@@ -479,8 +530,34 @@ class _progress:  # noqa: N801 - used like a function
         return lambda text: self.status.update(text)
 
     def __exit__(self, *_: object) -> None:
+        self.timer.cancel()
         if self.status is not None:
             self.status.stop()
+
+    def _still(self) -> None:
+        with suppress(OSError):
+            print(f"iosim: after {PATIENCE} s: {self.doing}", file=sys.stderr, flush=True)
+
+
+def _require_writable(path: str | None, option: str = "--output") -> None:
+    """Raise before the work what writing would raise after it; leaves everything as it was."""
+    if path is None or path == "-":
+        if sys.stdout is None:
+            raise OutputError("output: standard output is closed")
+        return
+    if not path:
+        raise InputError(f"{option}: the file name is empty")
+    from tempfile import TemporaryFile
+
+    real = os.path.realpath(path)
+    try:
+        if not os.path.exists(real) or os.path.isfile(real):
+            TemporaryFile(dir=os.path.dirname(real)).close()
+        elif os.path.isdir(real) or not os.access(real, os.W_OK):
+            code = errno.EISDIR if os.path.isdir(real) else errno.EACCES
+            raise OSError(code, os.strerror(code))
+    except OSError as error:
+        raise OutputError(f"{option}: {path}: {error.strerror}") from error
 
 
 def _write(data: str | bytes, path: str | None, option: str = "--output") -> None:
@@ -538,12 +615,17 @@ def _umask() -> int:
 
 
 def main() -> None:
-    """Run the command line; exit codes: 0 answered, 1 a check failed, 2 bad input, 3 output cannot be written."""
+    """Run the command line; exit codes: 0 answered, 1 a check failed, 2 bad input, 3 output cannot be written.
+
+    A reader that stops reading is no error: 0.
+    """
     try:
         cli(standalone_mode=False)
         if sys.stdout is not None:
             sys.stdout.flush()
-    except BrokenPipeError:
+    except _Stop:
+        raise
+    except (BrokenPipeError, SystemExit):  # click exits by itself in this case alone, and not with 0
         _silence()  # the reader has gone, and nothing more can be said
     except (click.exceptions.Abort, KeyboardInterrupt):
         _fail("iosim: interrupted", 130)
@@ -564,11 +646,21 @@ def _silence() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-def _fail(message: str, code: int) -> None:
-    """Say why and leave; that it cannot be said does not change the exit code."""
+class _Stop(SystemExit):
+    """The end of the command line with an exit code of ours."""
+
+
+def _wrapped(line: str) -> list[str]:
+    return wrap(line, WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    """Say why and leave, in lines that a terminal gets wrapped; that it cannot be said changes no exit code."""
     try:
         if sys.stderr is not None:
+            if sys.stderr.isatty():
+                message = "\n".join(chain.from_iterable(map(_wrapped, message.splitlines())))
             print(message, file=sys.stderr, flush=True)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    sys.exit(code)
+    raise _Stop(code)

@@ -678,6 +678,15 @@ class Hardware:
 # ---------------------------------------------------------------- finding and reading a file
 
 
+class ProfileError(InputError):
+    """A profile with one or more mistakes; `problems` has a line for each."""
+
+    def __init__(self, origin: str, problems: list[str]) -> None:
+        rest = len(problems) - 1
+        super().__init__(f"{origin}: {problems[0]}" + (f" (and {rest} more: see iosim hw check)" if rest else ""))
+        self.origin, self.problems = origin, tuple(problems)
+
+
 def profile_names() -> list[str]:
     """Names of the shipped profiles, sorted. Lists a directory and opens no file."""
     return sorted(path.stem for path in _profile_directory().glob("*.toml"))
@@ -772,9 +781,9 @@ def _build(data: dict[str, Any], origin: str) -> Hardware:
     try:
         profile = _Profile.model_validate(_by_level(data, origin))
     except ValidationError as error:
-        raise InputError(f"{origin}: {_first_of(_problems(error))}") from None
+        raise ProfileError(origin, _problems(error)) from None
     if problems := list(_contradictions(profile)):
-        raise InputError(f"{origin}: {_first_of(problems)}")
+        raise ProfileError(origin, problems)
     content = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return _convert(profile, content)
 
@@ -802,11 +811,6 @@ def _memory_list(levels: object, origin: str) -> list[Any]:
     if isinstance(levels, list):
         return levels
     raise InputError(f"{origin}: memory: must be a list of [[memory]] tables, not {_show(levels)}")
-
-
-def _first_of(problems: list[str]) -> str:
-    rest = len(problems) - 1
-    return problems[0] + (f" (and {rest} more)" if rest else "")
 
 
 def _problems(error: ValidationError) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 
 class Expr:
@@ -182,6 +182,19 @@ def at(e: Any, env: Mapping[str, Any]) -> Any:
             return least(at(a, env), at(b, env))
         case Most(a, b):
             return most(at(a, env), at(b, env))
+        case _:
+            return e
+
+
+def named(e: Ex, names: Mapping[Ex, str]) -> Ex:
+    """`e` with the subexpressions in `names` replaced by indices of these names, and nothing simplified."""
+    if isinstance(e, Expr) and e in names:
+        return Index(names[e])
+    match e:
+        case Plus(a, b) | Least(a, b) | Most(a, b):
+            return type(e)(named(a, names), named(b, names))
+        case Times(a, n) | Quotient(a, n):
+            return type(e)(cast(Expr, named(a, names)), n)
         case _:
             return e
 

@@ -17,16 +17,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
+from textwrap import wrap
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from iosim.dtypes import dtype as dtype_of
 from iosim.errors import InputError
-from iosim.index import Ex, Expr, Index, Times, affine, at, cdiv, indices, least, most, plus
+from iosim.index import Ex, Expr, Index, Times, affine, at, cdiv, indices, least, most, named, plus
 from iosim.ops import OPS, Shape
 
 Role: TypeAlias = Literal["in", "out", "scratch"]
 
+WIDTH = 80  # of `show`
 MOST = 2**26  # extent of a grid axis, trips of a loop
 
 
@@ -554,8 +556,8 @@ def line(node: Load | Store | Compute, names: Mapping[Ex, str] = MappingProxyTyp
         if node.op in _INFIX:
             value = f" {_INFIX[node.op]} ".join(args)
         elif node.op == "exp":
-            by = "" if params["scale"] == 1 else f"{params['scale']:.6g} * "
-            value = f"exp({by}({args[0]} - {args[1]}))"
+            difference = f"{args[0]} - {args[1]}"
+            value = f"exp({difference})" if params["scale"] == 1 else f"exp({params['scale']:.6g} * ({difference}))"
         elif node.op == "scale":
             value = f"{args[0]} * {params['by']:.6g}"
         elif node.op == "fill":
@@ -601,27 +603,40 @@ def _show_body(body: Sequence[Node], pad: str, names: Mapping[Ex, str] = Mapping
     for node in body:
         if isinstance(node, Loop):
             known = _bounds(node)
-            out += [f"{pad}{name} = {bound}" for bound, name in known.items() if isinstance(bound, Expr)]
+            told: dict[Ex, str] = {}
+            for bound, name in known.items():
+                if isinstance(bound, Expr):
+                    out += _wrapped(f"{pad}{name} = {named(bound, told)}", pad)
+                    told[bound] = name
             lo, hi = (known[b] if isinstance(b, Expr) else str(b) for b in (node.lo, node.hi))
             out.append(f"{pad}for {node.index} in {lo} .. {hi}:")
             out += _show_body(node.body, pad + "  ", known)
             phase = None
             continue
-        label = "" if isinstance(node, Load) or node.phase in (phase, "compute") else f"  # {node.phase}"
-        phase = node.phase
-        out.append(f"{pad}{line(node, names)}{label}")
+        label = "" if isinstance(node, Load) or node.phase in (phase, "compute") else f"# {node.phase}"
+        phase, text = node.phase, f"{pad}{line(node, names)}"
+        if label and len(text) + 2 + len(label) > WIDTH:
+            out.append(f"{pad}{label}")
+        elif label:
+            text += f"  {label}"
+        out += _wrapped(text, pad)
     return out
 
 
+def _wrapped(text: str, pad: str) -> list[str]:
+    return wrap(text, WIDTH, subsequent_indent=pad + "    ", break_long_words=False, break_on_hyphens=False)
+
+
 def _bounds(loop: Loop) -> dict[Ex, str]:
-    """Names for the bounds of a loop, and for the guards on its index."""
-    known: dict[Ex, str] = {loop.lo: f"{loop.index}_begin"}
+    """Names for the bounds of a loop, and for the guards on its index, which are often made of the bounds."""
+    ends: dict[Ex, str] = {loop.lo: f"{loop.index}_begin", loop.hi: f"{loop.index}_end"}
+    edges: dict[Ex, str] = {}
     for node in loop.body:
         if not isinstance(node, Loop) and node.when is not None and node.when.index == loop.index:
             for bound in (node.when.lo, node.when.hi):
-                if isinstance(bound, Expr) and bound != loop.hi:
-                    known.setdefault(bound, f"{loop.index}_edge{len(known) if len(known) > 1 else ''}")
-    return known | {loop.hi: f"{loop.index}_end"}
+                if isinstance(bound, Expr) and bound not in ends:
+                    edges.setdefault(bound, f"{loop.index}_edge{len(edges) + 1 if edges else ''}")
+    return ends | edges
 
 
 def extent(start: Ex, size: int, limit: int, env: Mapping[str, Any]) -> Any:

@@ -32,7 +32,8 @@ Iosim = Callable[..., Answer]
 
 @pytest.fixture
 def iosim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iosim:
-    """Run `iosim ARGS` here; returns its exit code and what it printed."""
+    """Run `iosim ARGS` here; returns its exit code and what it printed, however slow this machine is."""
+    monkeypatch.setattr("iosim.cli.PATIENCE", 3600)
 
     def call(*args: str) -> Answer:
         monkeypatch.setattr(sys, "argv", ["iosim", *args])

@@ -81,9 +81,9 @@ def check_all(
 ) -> tuple[Check, ...]:
     """Check several programs of one problem, those that compute the same against one float64 computation.
 
-    All rows are checked while they have no more than `budget` (query, key) pairs; above that, whole blocks of rows of
-    sampled heads: last, first, then random ones.  A program whose outputs are not known is skipped, with a reason.
-    Raises InputError when the host's memory cannot hold one head.
+    All rows are checked while they have no more than `budget` (query, key) pairs; above that, half as many: blocks of
+    rows of sampled heads, last, first, then random ones.  A program whose outputs are not known is skipped, with a
+    reason.  Raises InputError when the host's memory cannot hold one head.
     """
     source = Normal(attention=attention, seed=seed) if inputs is None else inputs
     unknown = {n: _unknown(attention, program) for n, program in enumerate(programs)}

@@ -32,7 +32,7 @@ import numpy as np
 from iosim.check.forward import chain
 from iosim.check.inputs import Source, gather
 from iosim.check.outcome import FLUSH, LEAST, Check, Index, Result, Total, U, difference, judge
-from iosim.check.rows import BAND_PAIRS, FEW_BANDS, MOST_BANDS, MOST_HEADS, block_rows, cut, oracle_rows
+from iosim.check.rows import BAND_PAIRS, FEW_BANDS, MOST_BANDS, MOST_HEADS, SAMPLED, block_rows, cut, oracle_rows
 from iosim.dtypes import DTYPES
 from iosim.gradient import Errors, Operands, Step, Sums, differentiate
 from iosim.interpreters.narrow import narrowed
@@ -153,12 +153,12 @@ def _pieces(a: Attention, programs: Sequence[Program], seed: int, budget: int) -
             for kv in cut(a.kv_heads, together):
                 yield _whole(a, batch, kv)
     elif pairs <= budget:
-        count = min(budget // pairs, MOST_BANDS, a.batch * a.kv_heads)
+        count = min(max(1, budget // SAMPLED // pairs), MOST_BANDS, a.batch * a.kv_heads)
         for n in sorted(random.choice(a.batch * a.kv_heads, count, replace=False)):
             first, head = divmod(int(n), a.kv_heads)
             yield _whole(a, (first, first + 1), (head, head + 1))
     else:
-        yield from _samples(a, programs, random, budget)
+        yield from _samples(a, programs, random, budget // SAMPLED)
 
 
 def _whole(a: Attention, batch: Range, kv: Range) -> _Piece:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     Single: TypeAlias = NDArray[np.float32]
 
 LAYOUTS = ("bhsd", "bshd")
+WORDS_OF = {"bhsd": "(batch, heads, n, d)", "bshd": "(batch, n, heads, d)"}
 NAMES = {"q": "Q", "query": "Q", "k": "K", "key": "K", "v": "V", "value": "V", "s": "S", "do": "dO"}
 NEEDS = {"forward": ("Q", "K", "V"), "backward": ("Q", "K", "V"), "softmax": ("S",)}  # by what is computed
 WORDS = {"forward": "attention", "backward": "a backward pass", "softmax": "a softmax alone"}
@@ -75,7 +76,8 @@ class Inputs:
             return Attention(**(made | given | dict(self.shape)))
         except InputError as error:
             if (field := str(error).partition(":")[0]) in self.shape:
-                raise InputError(f"inputs: {self.origin}: {field}{str(error)[len(field) :]}") from None
+                words = f"inputs: {self.origin}: {field}{str(error)[len(field) :]}"
+                raise InputError(words + turned_hint(self.layout, self.tensors)) from None
             raise
 
     def require(self, a: Attention, computes: str) -> None:
@@ -135,7 +137,7 @@ class Inputs:
             if t.dtype.name not in ALIASES:
                 raise InputError(
                     f"inputs: {self.origin}: {t.name}: {t.dtype.name} is no format of the data of a kernel; give "
-                    f"the dtype that it is to be rounded to ({allowed})"
+                    f"the dtype that it is to be rounded to ({allowed}), such as --dtype fp16"
                 )
             if t.dtype.name != first.dtype.name:
                 raise InputError(
@@ -184,6 +186,8 @@ def load_inputs(source: str | os.PathLike[str] | Mapping[str, Any], *, layout: s
     elif not isinstance(source, str | os.PathLike):
         raise InputError(f"inputs: {source!r:.80} is neither the name of a file nor arrays by name")
     else:
+        if not str(source):
+            raise InputError("inputs: the file name is empty")
         file = read_tensors(Path(source), NAMES)
         origin, sha256, found, names = file.path.name, file.sha256, list(file.tensors), file.names
     tensors: dict[str, Stored] = {}
@@ -228,9 +232,18 @@ def _shape(origin: str, layout: str, tensors: Mapping[str, Stored]) -> dict[str,
                 a, b = tensors[first], tensors[name]
                 raise InputError(
                     f"inputs: {origin}: {b.name} with shape {b.shape} has {field} {size}, {a.name} with shape "
-                    f"{a.shape} has {out[field]} (layout {layout})"
+                    f"{a.shape} has {out[field]} (layout {layout}){turned_hint(layout, tensors)}"
                 )
     return out
+
+
+def turned_hint(layout: str, tensors: Mapping[str, Stored]) -> str:
+    """Another layout, where it looks like that of these tensors: no head has as many rows as there are heads."""
+    other = LAYOUTS[1 - LAYOUTS.index(layout)]
+    found = {name: _whole(name, t.shape, layout) for name, t in tensors.items() if len(t.shape) > 2 and name != "S"}
+    if found and all(heads > rows for _, heads, rows, _ in found.values()):
+        return f"; are their axes {WORDS_OF[other]}? Then give --inputs-layout {other}"
+    return ""
 
 
 def _whole(name: str, shape: tuple[int, ...], layout: str) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from iosim.problem import Attention
 
 BAND_PAIRS = 2**22  # pairs of a band: the scores of standard attention then take 16 MiB twice
+SAMPLED = 2  # a sample has at most the budget over this, as it makes whole heads for a few of their rows
 FEW_BANDS, MOST_BANDS = 8, 64  # of a sample, as far as the budget and whole blocks allow
 MOST_HEADS = 4096
 _ORACLE_PAIRS = 2**20  # of a step of the float64 computation
@@ -165,7 +166,9 @@ def bands(a: Attention, programs: Sequence[Program], seed: int, budget: int) -> 
                 for rows in cut(a.n_q, size):
                     yield Band(batches, heads, rows)
         return
-    block = block_rows(a, programs, narrow=True)
+    budget //= SAMPLED
+    few = 1 << (max(1, budget // keys).bit_length() - 1)  # a part of a tile, where keys are that many
+    block = min(block_rows(a, programs, narrow=True), few)
     size = max(block, min(BAND_PAIRS, budget // FEW_BANDS) // keys // block * block)
     starts = range(0, a.n_q, size)
     count = min(MOST_BANDS, max(1, budget // (min(size, rows_of_head) * keys)), a.batch * a.heads * len(starts))

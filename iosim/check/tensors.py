@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".safetensors", ".npz")
 FLOATS = {"F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16),
-          "F32": np.dtype(np.float32), "F64": np.dtype(np.float64)}  # fmt: skip
+          "F32": np.dtype(np.float32), "F64": np.dtype(np.float64),
+          "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn)}  # fmt: skip
 _NPY_FLOATS = {f"{order}f{size}": np.dtype(f"{order}f{size}") for size in (2, 4, 8) for order in "<>"}
 _MOST_HEADER = 2**24  # bytes of JSON: a checkpoint of 100,000 tensors
 _MOST_NPY_HEADER = 10_000  # bytes, as in numpy
@@ -253,6 +254,15 @@ def _fill(name: str, member: IO[bytes], into: memoryview) -> None:
         raise _WrongError(f"{name}: ends before its last element")
 
 
+def _plain(descr: str) -> str:
+    """numpy's name of a dtype that an npy header describes, where it is a simple one."""
+    simple = re.fullmatch(r"'[<>|=]?([biufc]\d{1,2})'", descr)
+    try:
+        return np.dtype(simple[1]).name if simple else f"{descr:.40}"
+    except TypeError:
+        return f"{descr:.40}"
+
+
 def _npy_header(name: str, member: IO[bytes]) -> _Npy:
     """The three fields, taken as plain text: nothing is evaluated."""
     magic = member.read(8)
@@ -268,7 +278,8 @@ def _npy_header(name: str, member: IO[bytes]) -> _Npy:
     dtype = _NPY_FLOATS.get(found[1].strip("'"))
     if dtype is None:
         hint = "; numpy keeps no bfloat16: save float32 and give the dtype bf16" if found[1].endswith("V2'") else ""
-        raise _WrongError(f"{name}: its dtype is {found[1]:.40}; {', '.join(_NPY_FLOATS)} can be read{hint}")
+        readable = listed(dict.fromkeys(known.name for known in _NPY_FLOATS.values()))
+        raise _WrongError(f"{name}: its dtype is {_plain(found[1])}; {readable} can be read{hint}")
     order = re.search(r"'fortran_order': *(True|False)\b", text)
     sizes = re.search(r"'shape': *\(([0-9, ]{0,400})\)", text)
     if order is None or sizes is None:

@@ -18,7 +18,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
@@ -59,7 +59,7 @@ class Dataflow:
     """A named way to compute attention: writes the program for a problem under a schedule.
 
     `plan` chooses the schedule where the dataflow has a rule of its own.  `backward` names the dataflow of its
-    gradients, "" where there is none.
+    gradients, "" where there is none.  `file` is the one that a user gave it in.  `written` keeps what was written.
     """
 
     name: str
@@ -70,14 +70,18 @@ class Dataflow:
     computes: str = "forward"
     backward: str = ""
     takes: tuple[str, ...] = ()
+    file: str = ""
+    written: dict[tuple[Attention, Schedule], Program] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def refusal(self, a: Attention) -> str:
         """Why it is not written for a problem's formats; empty where it is."""
         wanted = {"dtype": ("fp8", a.is_fp8), "accumulator": ("an fp16 accumulator", a.accumulator == "fp16")}
-        for field, (what, asked) in wanted.items():
+        for option, (what, asked) in wanted.items():
             if asked and what.removeprefix("an ") not in self.takes:
                 able = [n for n in _shipped() if what.removeprefix("an ") in load_dataflow(n).takes]
-                return f"{field}: {self.name} is not written for {what}; {', '.join(sorted(able))} are"
+                return f"{option}: {self.name} is not written for {what}; {', '.join(sorted(able))} are"
         return ""
 
     def flops(self, a: Attention) -> int:
@@ -91,24 +95,35 @@ class Dataflow:
 
         if refusal := self.refusal(attention):
             raise InputError(refusal)
-        program = _guarded(f"dataflow {self.name}", lambda: self.write(attention, schedule))
-        if not isinstance(program, Program):
-            raise InputError(f"dataflow {self.name}: returned {program!r:.80} instead of a Program")
-        return program
+        key = attention, schedule
+        if key not in self.written:
+            program = _guarded(f"dataflow {self.name}", lambda: self.write(attention, schedule), self.file)
+            if not isinstance(program, Program):
+                raise InputError(f"dataflow {self.name}: returned {program!r:.80} instead of a Program")
+            self.written[key] = program
+        return self.written[key]
 
 
-def _guarded(what: str, call: Callable[[], T]) -> T:
-    """Run code that is not ours: what it prints goes to stderr, what it raises becomes one line."""
+def _guarded(what: str, call: Callable[[], T], file: str = "") -> T:
+    """Run code that is not ours: what it prints goes to stderr, what it raises becomes one line.
+
+    To what we raise ourselves, the line of the user's `file` is added where there is one.
+    """
     try:
         with redirect_stdout(sys.stderr):
             return call()
-    except InputError:
-        raise
+    except InputError as error:
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
+        if not file or not lines:
+            raise
+        raise InputError(f"{what}: {Path(file).name}, line {lines[-1]}: {error}") from error
     except (Exception, SystemExit) as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{Path(last.filename).name}, line {last.lineno}"
-        words = " ".join(str(error).split())
-        raise InputError(f"{what}: {type(error).__name__} in {where}: {words:.200}") from error
+        name, line, words = last.filename, last.lineno, str(error)
+        if isinstance(error, SyntaxError) and error.filename is not None:
+            name, line, words = error.filename, error.lineno, error.msg
+        words = " ".join(words.split())
+        raise InputError(f"{what}: {type(error).__name__} in {Path(name).name}, line {line}: {words:.200}") from error
 
 
 def dataflow_names() -> list[str]:
@@ -139,7 +154,7 @@ def load_dataflow(name: str) -> Dataflow:
         stem = Path(name).stem.replace("-", "_")
         if not stem.isidentifier():
             raise InputError(f"dataflow: {name}: the file's name must be a Python name, as that of its function is")
-        return _from_module(_load_file(Path(name)), stem)
+        return replace(_from_module(module := _load_file(Path(name)), stem), file=str(module.__file__))
     if name in (shipped := _shipped()):
         return _from_module(importlib.import_module(f"iosim.dataflows.{shipped[name]}"), shipped[name])
     if name in (entries := _entries()):
@@ -170,9 +185,9 @@ def _from_module(module: ModuleType, stem: str) -> Dataflow:
     from iosim.schedule import Schedule
 
     known = [f.name for f in fields(Schedule)]
-    for field in uses:
-        if field not in known:
-            raise InputError(f"dataflow: USES of {module.__file__} names {field!r}, which is no field of a schedule "
+    for name in uses:
+        if name not in known:
+            raise InputError(f"dataflow: USES of {module.__file__} names {name!r}, which is no field of a schedule "
                              f"({', '.join(known)})")  # fmt: skip
     first = (module.__doc__ or stem).strip().splitlines()[0]
     computes = getattr(module, "COMPUTES", "forward")

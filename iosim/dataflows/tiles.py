@@ -25,7 +25,8 @@ def key_tiles(a: Attention, i: Ex, block_q: int, block_k: int) -> Edges:
     first, end = i * block_q, least((i + 1) * block_q, a.n_q)  # of the queries
     lo: Ex = 0
     left: Ex = 0
-    right, hi = a.n_k // block_k, cdiv(a.n_k, block_k)
+    right: Ex = a.n_k // block_k
+    hi = cdiv(a.n_k, block_k)
     if a.causal:
         hi = cdiv(most(0, least(end + a.diagonal, a.n_k)), block_k)
         right = least(hi, most(0, least(first + a.diagonal + 1, a.n_k)) // block_k)
@@ -33,7 +34,7 @@ def key_tiles(a: Attention, i: Ex, block_q: int, block_k: int) -> Edges:
         low = a.diagonal + 1 - a.window
         lo = _tile_of(first + low, (a.n_q - 1) // block_q * block_q + low, a.n_k, block_k)
         left = least(hi, cdiv(most(0, end - 1 + low), block_k))
-        right = most(left, right)
+        right = _from(left, right, hi)
     return lo, left, right, hi
 
 
@@ -57,7 +58,12 @@ def query_tiles(a: Attention, j: Ex, block_q: int, block_k: int) -> Edges:
         left = least(hi, cdiv(most(0, end - 1 - a.diagonal), block_q))
     if a.n_k % block_k:  # j - n_k // block_k + 1 is 1 for the last key tile, less for the others
         left = most(left, least(hi, (j - a.n_k // block_k + 1) * tiles))
-    return lo, left, right if a.window is None else most(left, right), hi
+    return lo, left, right if a.window is None else _from(left, right, hi), hi
+
+
+def _from(left: Ex, right: Ex, hi: Ex) -> Ex:
+    """max(left, right), where neither is above hi."""
+    return hi if right == hi else most(left, right)
 
 
 def _tile_of(x: Ex, greatest: int, n: int, size: int) -> Ex:

@@ -167,6 +167,12 @@ def peak_total_bytes(implementation: str, direction: str, a: Attention) -> int |
     return None if tensors is None else sum(held_bytes(tensors, a).values())
 
 
+def lacks_dq_sum(implementation: str, direction: str, a: Attention) -> bool:
+    """Whether the call keeps its sum of dQ on chip, where iosim's own program of it (flash-backward) does not."""
+    held = TOTAL.get((implementation, direction), ())
+    return any(t.when == "many tiles" for t in held) and "many tiles" not in _cases(a, 1)
+
+
 def _dimensions(a: Attention, parts: int) -> dict[str, int]:
     names = ("batch", "heads", "kv_heads", "n_q", "n_k", "d", "d_v")
     return {name: getattr(a, name) for name in names} | {

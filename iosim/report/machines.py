@@ -19,7 +19,7 @@ def list_text() -> str:
         count = f"{m.processors or '?'} {m.called}s".rjust(8)
         fp16 = m.matrix_rate("fp16")
         rate = f"{fp16 * m.processors / 1e12:5.0f} TFLOP/s" if fp16 and m.processors else "    ? TFLOP/s"
-        sram = kib(m.sram.block_capacity_bytes).rjust(7)
+        sram = kib(m.sram.capacity_bytes).rjust(7)
         mark = "  (default)" if m.name == DEFAULT else ""
         lines.append(f"{m.name:{width}} {count} {sram} SRAM {rate} fp16 {size(m.hbm.bandwidth):>7}/s{mark}")
     return "\n".join(lines) + "\n"

@@ -38,7 +38,8 @@ def render(comparison: Comparison) -> str:
         parts += [_machines_table(comparison.runs)]
         for machine in machines:
             runs = [r for r in comparison.runs if r.hardware is machine]
-            parts += [*_paragraph(f"{machine.name}: {_time_words(runs)}")]
+            choices = [f"Schedule of {_name(r)}: {words}." for r in runs if (words := _choices(r))]
+            parts += _paragraph(" ".join([f"{machine.name}: {_time_words(runs)}", *choices]))
         parts += _check_words(comparison.runs)
     return "\n".join(parts) + "\n"
 
@@ -48,19 +49,27 @@ def headline(a: Attention, computes: str = "forward") -> str:
     heads = f"{a.heads} heads" if a.kv_heads == a.heads else f"{a.heads} heads over {a.kv_heads} K/V heads"
     heads = "1 head" if a.heads == 1 else heads
     length = f"N {a.n_q:,}" if a.n_q == a.n_k else f"{count(a.n_q, 'query', 'queries')}, {count(a.n_k, 'key', 'keys')}"
-    width = f"d {a.d}" if a.d == a.d_v else f"d {a.d}, d_v {a.d_v}"
+    width = f", d {a.d}" if a.d == a.d_v else f", d {a.d}, d_v {a.d_v}"
+    width = "" if computes == "softmax" else width
     mask = "" if not a.causal else ", causal" if a.n_q == a.n_k else f", causal ({a.causal_align})"
     mask += "" if a.window is None else f", window {a.window:,}"
+    mask += " (later keys are seen too; --causal hides them)" if a.window is not None and not a.causal else ""
     mask += ", fp16 accumulator" if a.accumulator == "fp16" else ""
+    mask += ", log-sum-exp written" if a.lse and computes == "forward" else ""
     what = "Softmax of the scores" if computes == "softmax" else f"Attention {computes}"
     what += " (forward and backward)" if computes == "training" else ""
-    return f"{what}: batch {a.batch}, {heads}, {length}, {width}, {a.dtype}{mask}"
+    return f"{what}: batch {a.batch}, {heads}, {length}{width}, {a.dtype}{mask}"
 
 
 def inputs_line(inputs: Inputs, computes: str) -> str:
     """A user's own tensors in one line."""
-    names = ", ".join(t.name for t in inputs.used(computes).values())
-    return f"Inputs: {names} of {inputs.origin}" + (f" (SHA-256 {inputs.sha256[:12]}...)" if inputs.sha256 else "")
+    from iosim.check.given import turned_hint
+
+    reads = "backward" if computes == "training" else computes
+    names = ", ".join(t.name for t in inputs.used(reads).values())
+    made = "; dO is random" if reads == "backward" and "dO" not in inputs.tensors else ""
+    text = f"Inputs: {names} of {inputs.origin}" + (f" (SHA-256 {inputs.sha256[:12]}...)" if inputs.sha256 else "")
+    return text + made + turned_hint(inputs.layout, inputs.tensors)
 
 
 def _name(r: Run) -> str:
@@ -146,8 +155,8 @@ def _time(r: Run) -> str:
 
 
 def compute_unit(r: Run) -> str:
-    """The unit that does the matrix products: the vector lanes for fp32."""
-    return "vector" if r.problem.dtype == "fp32" else "matrix"
+    """The unit that does the most work: of matrix products the matrix unit, the vector lanes for fp32 and a softmax."""
+    return "vector" if r.problem.dtype == "fp32" or r.dataflow.computes == "softmax" else "matrix"
 
 
 def stall_of(r: Run) -> tuple[str, float] | None:
@@ -236,8 +245,21 @@ def _sentences(runs: Sequence[Run]) -> list[str]:
     out += _check_words(runs)
     for r in runs:
         for part in r.parts or (r,):
-            out += _paragraph(f"Schedule of {part.dataflow.name}: {part.why}.")
+            why = "; ".join(filter(None, (_choices(part), part.why)))
+            out += _paragraph(f"Schedule of {part.dataflow.name}: {why}.")
     return out
+
+
+def _choices(r: Run) -> str:
+    """What the dataflow's schedule settles beyond the tile, where it is not what all have."""
+    s = r.schedule
+    words = {
+        "splits": f"keys in {count(s.splits, 'split', 'splits')}",
+        "softmax": "" if s.softmax == "safe" else f"{s.softmax} softmax",
+        "scores": "" if s.scores == "data" else f"S and P in {s.scores}",
+        "grid_order": "" if s.grid_order == "natural" else f"blocks {s.grid_order}",
+    }
+    return ", ".join(text for name, text in words.items() if text and name in r.dataflow.uses)
 
 
 def _traffic_words(a: Run, b: Run) -> str:

@@ -13,11 +13,12 @@ from iosim.dataflows import Dataflow, load_dataflow
 from iosim.dtypes import dtype
 from iosim.errors import InputError, nearest
 from iosim.hardware import DEFAULT, Hardware, load_hardware
+from iosim.index import Expr
 from iosim.interpreters.ledger import Ledger, ledger
 from iosim.memory.cache import DeviceTraffic, behind_caches
 from iosim.memory.onchip import Footprint, footprints
 from iosim.problem import FP8, Attention
-from iosim.program import Program
+from iosim.program import Program, walk
 from iosim.schedule import Schedule
 from iosim.study.bounds import Bounds, bounds
 from iosim.study.choose import choose
@@ -201,11 +202,8 @@ def compare(
         raise InputError("compare: needs at least one dataflow and one machine")
     machines = [machine_called(h) for h in given_machines]
     flows = [_of_pass(load_dataflow(name), computes) for name in names]
-    asked = names
-    for what, names in (("dataflow", [f.name for f in flows]), ("hw", [h.name for h in machines])):
-        if twice := next((n for n in names if names.count(n) > 1), None):
-            why = "" if what == "hw" or twice in asked else f", as the {computes} pass of two of {', '.join(asked)}"
-            raise InputError(f"{what}: {twice} is given twice{why}")
+    _require_different("hw", given_machines, [h.name for h in machines])
+    _require_different("dataflow", names, [f.name for f in flows])
     if len({f.computes for f in flows}) > 1:
         kinds = ", ".join(f"{f.name} ({f.computes})" for f in flows)
         raise InputError(f"dataflow: {kinds} compute different things and cannot be compared")
@@ -213,11 +211,10 @@ def compare(
     given = _given(schedule)
     training = computes == "training"
     backwards = {f.name: _backward_of(f) for f in flows} if training else {}
-    read = {"stages", "groups", "place", "orders"}.union(*(f.uses for f in (*flows, *backwards.values())))
-    if not isinstance(schedule, Schedule) and (idle := sorted(given.keys() - read)):
-        raise InputError(f"{idle[0]}: changes nothing in {', '.join(f.name for f in flows)}")
+    if not isinstance(schedule, Schedule):
+        require_read(given, (*flows, *backwards.values()))
     for machine, flow in product(machines, (*flows, *backwards.values())):
-        _require_formats(problem, machine, flow)
+        require_formats(problem, machine, flow)
     plans = []
     for machine, flow in product(machines, flows):
         if training:
@@ -226,6 +223,7 @@ def compare(
             plans += [_plan(replace(problem, lse=lse), machine, flow, given), backward]
         else:
             plans.append(_plan(problem, machine, flow, given))
+    require_uneven(given, [plan.program for plan in plans])
     checks = _checks(plans, seed, own, note) if check else {}
     runs = []
     for plan in plans:
@@ -264,6 +262,38 @@ def run(
     ).runs[0]
 
 
+def _require_different(what: str, asked: Sequence[str | Hardware], names: Sequence[str]) -> None:
+    """Raise InputError where two of what was `asked` for have one name."""
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is None:
+        return
+    called = [a if isinstance(a, str) else a.name for a, name in zip(asked, names, strict=True) if name == twice]
+    file = next((a for a in called if a != twice), "")
+    if len(set(called)) == 1 or not file:
+        raise InputError(f"{what}: {twice} is given twice")
+    if what == "hw":
+        raise InputError(f'hw: {file} has name = "{twice}", as another machine here; give it a name of its own')
+    if file.endswith(".py"):
+        raise InputError(f"dataflow: {file} makes {twice}, as another dataflow here; rename the file and its function")
+    raise InputError(f"dataflow: {twice} is given twice, as the backward pass of two of {', '.join(map(str, asked))}")
+
+
+def require_read(given: Mapping[str, Any], flows: Sequence[Dataflow]) -> None:
+    """Raise InputError for a field of a schedule that none of the dataflows reads."""
+    read = {"stages", "groups", "place", "orders"}.union(*(f.uses for f in flows))
+    if idle := sorted(given.keys() - read):
+        raise InputError(f"{idle[0]}: changes nothing in {', '.join(f.name for f in flows)}")
+
+
+def require_uneven(given: Mapping[str, Any], programs: Sequence[Program]) -> None:
+    """Raise InputError for an order of blocks by length where all blocks of every kernel are equally long."""
+    order = given.get("grid_order", "natural")
+    loops = (loop for p in programs for kernel in p.kernels for _, around in walk(kernel.body) for loop in around)
+    if order != "natural" and not any(isinstance(bound, Expr) for loop in loops for bound in (loop.lo, loop.hi)):
+        raise InputError(f"grid_order: {order} changes nothing, as all blocks have as many loop iterations; a causal "
+                         f"mask or a window makes them differ")  # fmt: skip
+
+
 def machine_called(given: str | Hardware) -> Hardware:
     """A machine, or the one that is called so; an error says that it is about `hw`."""
     try:
@@ -272,15 +302,15 @@ def machine_called(given: str | Hardware) -> Hardware:
         raise InputError(f"hw: {error}") from None
 
 
-def _require_formats(problem: Attention, machine: Hardware, flow: Dataflow) -> None:
+def require_formats(problem: Attention, machine: Hardware, flow: Dataflow) -> None:
     """Raise InputError where the dataflow is not written for the problem's formats, or the machine lacks them."""
     if refusal := flow.refusal(problem):
         raise InputError(refusal)
-    knows = problem.is_fp8 or not machine.missing_for_time()  # else bytes and numbers are all that is asked for
-    if knows and problem.dtype != "fp32" and machine.matrix_rate(problem.dtype) is None:
-        have = [d for d in ("fp16", "bf16", FP8) if machine.matrix_rate(d) is not None]
+    missing = bool(machine.missing_for_time())  # then bytes and numbers are all that is asked for, and fp8 has a rule
+    able = [d for d in ("fp16", "bf16", FP8) if machine.matrix_rate(d) is not None or (missing and d != FP8)]
+    if problem.dtype not in (*able, "fp32"):
         raise InputError(
-            f"dtype: {machine.name} has no matrix rate for {problem.dtype}; it has {', '.join([*have, 'fp32'])}"
+            f"dtype: {machine.name} has no matrix rate for {problem.dtype}; it takes {', '.join([*able, 'fp32'])}"
         )
 
 
@@ -323,7 +353,11 @@ def _of_pass(flow: Dataflow, computes: str | None) -> Dataflow:
 def _backward_of(flow: Dataflow) -> Dataflow:
     if not flow.backward:
         raise InputError(f"dataflow: {flow.name} names no dataflow of its gradients (BACKWARD in its file)")
-    found = load_dataflow(flow.backward)
+    try:
+        found = load_dataflow(flow.backward)
+    except InputError as error:
+        words = str(error).removeprefix("dataflow: ")
+        raise InputError(f"dataflow: BACKWARD of {flow.file or flow.name}: {words}") from None
     if found.computes != "backward":
         raise InputError(f"dataflow: BACKWARD of {flow.name} is {found.name}, which computes {found.computes}")
     return found
@@ -356,7 +390,8 @@ def _checks(
 ) -> dict[tuple[Attention, str, Schedule], Check]:
     from iosim.check import check_all
 
-    note(f"numeric check of {', '.join(dict.fromkeys(plan.flow.name for plan in plans))}")
+    names = ", ".join(dict.fromkeys(plan.flow.name for plan in plans))
+    note(f"numeric check of {names} (--no-check leaves it out)")
     out: dict[tuple[Attention, str, Schedule], Check] = {}
     for problem, computes in dict.fromkeys((plan.problem, plan.flow.computes) for plan in plans):
         alike = [plan for plan in plans if (plan.problem, plan.flow.computes) == (problem, computes)]

@@ -5,15 +5,20 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import jsonschema
 import pytest
 
+from iosim.problem import Attention
+from iosim.study.run import Comparison, compare
 from tests.conftest import Iosim
 
 SMALL = ("run", "-n", "512", "-d", "64")
@@ -125,6 +130,22 @@ def test_what_is_computed_and_its_flops(iosim: Iosim) -> None:
     assert "compute different things" in answer.err
 
 
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ("--scores fp32 --softmax naive --dataflow standard", "Schedule of standard: naive softmax, S and P in fp32"),
+        ("--causal --grid-order longest-first", "Schedule of flash2: blocks longest-first; block_q"),
+        ("--dataflow split-kv --splits 3", "Schedule of split-kv: keys in 3 splits; block_q"),
+        ("--dataflow split-kv --splits 3 --hw mp31 --hw b200", "Schedule of split-kv: keys in 3 splits."),
+        ("--lse", "fp16, log-sum-exp written"),
+        ("--window 9", "fp16, window 9 (later keys are seen too; --causal hides them)"),
+        ("--window 9 --causal", "fp16, causal, window 9 mp31:"),
+    ],
+)
+def test_the_text_says_which_variant_ran(iosim: Iosim, args: str, words: str) -> None:
+    assert words in " ".join(iosim(*SMALL, *args.split(), "--no-check").out.split())
+
+
 def test_csv_has_a_row_a_run(iosim: Iosim) -> None:
     rows = list(csv.DictReader(io.StringIO(iosim(*SMALL, "--no-check", "--csv").out)))
     assert [r["dataflow"] for r in rows] == ["standard", "flash2"]
@@ -138,11 +159,20 @@ def test_output_is_written_whole(iosim: Iosim, tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["run.json"]
 
 
-def test_output_that_cannot_be_written_is_exit_3(iosim: Iosim, tmp_path: Path) -> None:
-    answer = iosim(*SMALL, "--no-check", "-o", str(tmp_path / "missing" / "run.txt"))
-    assert answer.code == 3
-    assert answer.err.count("\n") == 1
-    assert "No such file or directory" in answer.err
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [("run -n 64 -d 64", "--output"), ("precision", "--output"), ("validate", "--output"), ("validate", "--plot")],
+)
+def test_output_that_cannot_be_written_is_exit_3_before_the_work(
+    iosim: Iosim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, option: str
+) -> None:
+    for work in ("run.compare", "precision.precision", "validate.validate"):
+        monkeypatch.setattr(f"iosim.study.{work}", lambda *_, **__: pytest.fail("the work was done"))
+    (tmp_path / "is.png").mkdir()
+    for path, why in (("missing/x.png", "No such file or directory"), ("is.png", "Is a directory")):
+        answer = iosim(*command.split(), option, str(tmp_path / path))
+        assert (answer.code, answer.err) == (3, f"iosim: {option}: {tmp_path / path}: {why}\n")
+    assert [p.name for p in tmp_path.iterdir()] == ["is.png"]
 
 
 def test_output_keeps_what_is_no_plain_file(iosim: Iosim, tmp_path: Path) -> None:
@@ -186,9 +216,31 @@ def test_a_closed_pipe_ends_quietly() -> None:
     assert done.stdout == '{\n "schema'
 
 
-def test_results_do_not_depend_on_the_hash_seed() -> None:
-    import os
+@pytest.mark.parametrize("args", [("--version",), ("run", "-h"), ("hw", "list"), (*SMALL, "--no-check")])
+def test_a_pipe_that_nobody_reads_is_no_error(args: tuple[str, ...]) -> None:
+    """click's own answers too, for which it would exit with 1, which is a failed check."""
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as pipe:
+        done = process(*args, stdout=pipe, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (0, "")
 
+
+def test_a_pipe_is_told_once_what_takes_long(iosim: Iosim, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("iosim.cli.PATIENCE", 0.2)
+
+    def slow(*_: object, note: Callable[[str], None], **__: object) -> Comparison:
+        note("numeric check of flash2")
+        sleep(0.5)
+        return compare(Attention(n_q=64, d=64), dataflows="flash2", check=False)
+
+    monkeypatch.setattr("iosim.study.run.compare", slow)
+    answer = iosim(*SMALL)
+    assert answer.err == "iosim: after 0.2 s: numeric check of flash2\n"
+    assert "flash2" in answer.out
+
+
+def test_results_do_not_depend_on_the_hash_seed() -> None:
     outs = {
         process(*SMALL, "--json", "--causal", capture_output=True, env={**os.environ, "PYTHONHASHSEED": seed}).stdout
         for seed in ("1", "2")

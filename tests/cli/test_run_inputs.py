@@ -61,6 +61,33 @@ def test_the_layout_changes_which_axis_is_which(iosim: Iosim, tmp_path: Path, mi
     assert [r["check"] for r in one["runs"]] == [r["check"] for r in two["runs"]]
 
 
+def test_a_layout_that_looks_turned_is_said(iosim: Iosim, tmp_path: Path) -> None:
+    """(batch, n, heads, d): 100 queries and 4 heads look like 100 heads of 4 queries, and 150 K/V heads do not fit."""
+    turned = {name: x.transpose(0, 2, 1, 3) for name, x in (("q", Q), ("k", K), ("v", V))}
+    np.savez(tmp_path / "x.npz", **turned)
+    np.savez(tmp_path / "alike.npz", **dict.fromkeys("qkv", turned["q"]))
+    hint = "are their axes (batch, n, heads, d)? Then give --inputs-layout bshd"
+    assert hint in iosim("run", "--inputs", str(tmp_path / "x.npz")).err
+    alike = ("run", "--inputs", str(tmp_path / "alike.npz"), "--no-check")
+    assert hint in " ".join(iosim(*alike).out.split())
+    assert "are their axes" not in iosim(*alike, "--inputs-layout", "bshd").out
+    assert iosim("run", "--inputs", "").err == "iosim: --inputs: the file name is empty\n"
+
+
+@pytest.mark.parametrize("computes", ["backward", "training"])
+def test_a_gradient_that_is_not_given_is_said_to_be_random(iosim: Iosim, tmp_path: Path, computes: str) -> None:
+    for name, more in (("with", {"do": DO}), ("without", {})):
+        np.savez(tmp_path / f"{name}.npz", q=Q, k=K, v=V, **more)
+        answer = iosim("run", "--inputs", str(tmp_path / f"{name}.npz"), "--pass", computes, "--no-check")
+        assert answer.code == 0
+        assert ("dO is random" in answer.out) == (name == "without")
+
+
+def test_a_softmax_alone_has_no_d(iosim: Iosim, mine: str) -> None:
+    text = " ".join(iosim("run", "--inputs", mine, "--dataflow", "softmax-safe", "--no-check").out.split())
+    assert text.startswith("Softmax of the scores: batch 2, 4 heads over 2 K/V heads, 100 queries, 150 keys, fp16 ")
+
+
 def test_every_kind_of_dataflow_reads_what_it_needs(iosim: Iosim, mine: str) -> None:
     for names in (("flash-backward", "standard-backward"), ("softmax-safe", "softmax-online")):
         found = document(iosim, "--inputs", mine, *(word for name in names for word in ("--dataflow", name)))

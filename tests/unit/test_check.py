@@ -221,6 +221,16 @@ def test_samples_hold_the_first_and_the_last_rows_and_different_kv_heads():
     assert {band.heads[0] // 2 for band in found} == {0, 1, 2, 3}
 
 
+def test_where_keys_are_many_a_sample_is_a_part_of_a_tile():
+    """A tile of 32 rows has 32 * 2000 pairs, a budget of 40,000 has room for 20,000: 8 rows, the last ones."""
+    a = Attention(n_q=2000, d=16)
+    right = flash2(a, SCHEDULE)
+    result = check(a, right, budget=40_000)
+    assert (result.status, result.rows_checked) == ("passed", 8)
+    wrong = edited(right, scaled_after("matmul", "x", 1.1))
+    assert check(a, wrong, budget=40_000).status == "failed"
+
+
 def test_a_seed_gives_the_same_check_and_another_seed_another():
     a = Attention(n_q=300, d=16, heads=2)
     one, again, other = (check(a, flash2(a, SCHEDULE), seed=seed) for seed in (1, 1, 2))

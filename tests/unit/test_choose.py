@@ -12,6 +12,7 @@ from iosim.memory.onchip import CapacityError, footprints
 from iosim.problem import Attention
 from iosim.schedule import Schedule
 from iosim.study.choose import choose
+from iosim.study.run import compare
 
 FLASH2, STANDARD = load_dataflow("flash2"), load_dataflow("standard")
 MP31 = load_hardware("mp31")
@@ -122,28 +123,37 @@ def test_flash1_accepts_the_blocks_of_figure_2(block_k: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("problem", "splits"),
+    ("problem", "splits", "reason"),
     [
-        ({"n_q": 1, "n_k": 8192, "heads": 8}, 7),  # 64 key tiles: ten each, four for the last
-        ({"n_q": 1, "n_k": 1024, "heads": 11}, 8),  # wanted are 6, but runs of two tiles are only 4
-        ({"n_q": 1, "n_k": 8192, "heads": 28}, 2),
-        ({"n_q": 1, "n_k": 8192, "heads": 56}, 1),
-        ({"n_q": 1, "n_k": 700}, 6),  # as many as there are key tiles
-        ({"n_q": 1, "n_k": 100}, 1),
-        ({"n_q": 1, "n_k": 2**20}, 56),
-        ({"n_q": 4096}, 1),
-        ({"n_q": 1024}, 4),
+        # MP31, d 128: a K and V tile is 128 (128 + 128) 2 B = 64 KiB, a result 16 (128 + 1) 4 B = 8.06 KiB.  64 key
+        # tiles: 22 splits of 3 take 3 * 64 + 22 * 8.06 = 369 KiB, 16 of 4 take 385, 32 of 2 take 386, 13 of 5 take 425.
+        ({"n_q": 1, "n_k": 8192}, 22, "fewest bytes loaded in a row"),
+        ({"n_q": 1, "n_k": 8192, "heads": 8}, 7, "fewest bytes"),  # 56 MPs have room for 7: ten tiles each
+        ({"n_q": 1, "n_k": 1024, "heads": 11}, 4, "fewest bytes"),  # there is room for 6, but 5 and 6 empty a split
+        ({"n_q": 1, "n_k": 8192, "heads": 56}, 1, "the grid gives each of 56 MPs a block"),
+        ({"n_q": 1, "n_k": 100}, 1, "the keys are one tile"),
+        # 64 rows: a result is 64 (512 + 1) 4 B = 128 KiB, two key tiles 2 * 64 (64 + 512) 2 B = 144 KiB.
+        ({"n_q": 64, "n_k": 128, "d": 64, "d_v": 512}, 1, "combining the results would load more than it saves"),
     ],
 )
-def test_split_kv_gives_every_processor_keys(problem: dict[str, int], splits: int) -> None:
+def test_split_kv_loads_the_fewest_bytes_in_a_row(problem: dict[str, int], splits: int, reason: str) -> None:
     s, why = chosen_by("split-kv", "mp31", **{"d": 128, **problem})
     assert s.splits == splits
-    assert f"{splits} split" in why
+    assert reason in why
+
+
+def test_default_splits_are_near_the_best_of_the_time_model() -> None:
+    a = Attention(n_q=1, n_k=8192, d=128)
+    times = {
+        n: compare(a, dataflows="split-kv", schedule={"splits": n} if n else None, check=False).runs[0].seconds
+        for n in (0, 1, 7, 14, 64)
+    }
+    assert times[0] < 1.1 * min(times.values())
 
 
 def test_given_splits_are_kept() -> None:
     assert chosen_by("split-kv", "mp31", {"splits": 3}, n_q=1, n_k=8192)[0].splits == 3
-    assert chosen_by("split-kv", "mp22", n_q=1, n_k=8192)[1].endswith("1 split, as the number of MPs is unknown")
+    assert chosen_by("split-kv", "mp22", n_q=1, n_k=8192)[1].endswith("as the number of MPs is unknown")
 
 
 # ---------------------------------------------------------------- what is given

@@ -198,7 +198,7 @@ def test_fp8_runs_where_the_machine_has_it() -> None:
     assert fast.check.status == "passed"
     half = run(replace(a, dtype="fp16"), dataflow="flash3", hardware="h200-sxm", check=False)
     assert (fast.seconds or 0) < (half.seconds or 0)
-    with pytest.raises(InputError, match="a100-sxm-80gb has no matrix rate for fp8_e4m3; it has fp16, bf16, fp32"):
+    with pytest.raises(InputError, match="a100-sxm-80gb has no matrix rate for fp8_e4m3; it takes fp16, bf16, fp32"):
         run(a, dataflow="flash3", hardware="a100-sxm-80gb")
 
 

@@ -603,7 +603,7 @@ def without(*headers: str) -> str:
         (("[matrix.tflops]",), "matrix.tflops: missing; a profile needs the table [matrix.tflops]"),
         (
             ("[exp]", "[vector]", "[launch]", "[energy]"),
-            "exp: missing; a profile needs the table [exp] (and 3 more)",
+            "exp: missing; a profile needs the table [exp] (and 3 more: see iosim hw check)",
         ),
     ],
 )
@@ -646,7 +646,7 @@ def test_an_empty_file_reports_the_first_lack_and_counts_the_others(tmp_path: Pa
     path = tmp_path / "my.toml"
     path.write_text("", "utf-8")
     # schema, name, title, vendor, processor, memory, copy, matrix, exp, vector, launch, energy
-    assert refusal(path) == "schema: missing (and 11 more)"
+    assert refusal(path) == "schema: missing (and 11 more: see iosim hw check)"
 
 
 def test_a_key_given_twice_is_refused_with_its_line(edit: Edit) -> None:

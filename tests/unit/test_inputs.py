@@ -21,7 +21,8 @@ import iosim
 from iosim.check import tensors
 from iosim.check.given import LARGEST, LARGEST_OTHER, MOST_SCORE
 
-CODES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64", "int64": "I64"}
+CODES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64", "int64": "I64",
+         "float8_e4m3fn": "F8_E4M3"}  # fmt: skip
 RANDOM = np.random.default_rng(7)
 Q, DO = (RANDOM.standard_normal((2, 4, 6, 8)).astype(np.float32) for _ in range(2))
 K, V = (RANDOM.standard_normal((2, 2, 10, 8)).astype(np.float32) for _ in range(2))
@@ -96,10 +97,11 @@ def test_scores_alone_give_the_shape_of_a_softmax(tmp_path: Path, kind: str) -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("dtype", "as_dtype"), [("float16", "fp16"), ("bfloat16", "bf16"), ("float32", "fp32")])
+@pytest.mark.parametrize(("dtype", "as_dtype"), [("float16", "fp16"), ("bfloat16", "bf16"), ("float32", "fp32"),
+                                                 ("float8_e4m3fn", "fp8_e4m3")])  # fmt: skip
 def test_the_dtype_is_that_of_the_file(tmp_path: Path, kind: str, dtype: str, as_dtype: str) -> None:
-    if (kind, dtype) == ("npz", "bfloat16"):
-        pytest.skip("numpy has no bfloat16")
+    if kind == "npz" and dtype in ("bfloat16", "float8_e4m3fn"):
+        pytest.skip(f"numpy has no {dtype}")
     rounded = {n: x.astype(dtype) for n, x in ALL.items()}
     inputs = iosim.load_inputs(file_of(tmp_path, kind, rounded))
     assert inputs.problem().dtype == as_dtype
@@ -316,7 +318,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     ("entry", "words"),
     [
         ({"dtype": "F32"}, "q: shape (2, 4, 6, 8) of F32 takes 1,536 bytes"),
-        ({"dtype": "I8"}, "q: its dtype is 'I8'; F16, BF16, F32, F64 can be read"),
+        ({"dtype": "I8"}, "q: its dtype is 'I8'; F16, BF16, F32, F64, F8_E4M3 can be read"),
         ({"dtype": ["F16"]}, "q: its dtype is"),
         ({"shape": [2**40, 2**40]}, "q: shape (1099511627776, 1099511627776) of F16 takes"),
         ({"shape": [2, 4, 6, -8]}, "q: its shape has -8"),
@@ -382,6 +384,10 @@ def archive(folder: Path, header: str, data: bytes, how: int = zipfile.ZIP_DEFLA
         ("{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999, 1), }", "which is no size"),
         ("{'descr': '<f4', 'fortran_order': False, 'shape': (-1, 4), }", "no order and shape"),
         ("{'descr': '<f4', 'fortran_order': 0, 'shape': (1, 4), }", "no order and shape"),
+        (
+            "{'descr': '<i8', 'fortran_order': False, 'shape': (1, 4), }",
+            "q: its dtype is int64; float16, float32, float64 can be read",
+        ),
         ("{'descr': '|O', 'fortran_order': False, 'shape': (1, 4), }", "q: its dtype is '|O'"),
         ("{'descr': '<V2', 'fortran_order': False, 'shape': (1, 4), }", "numpy keeps no bfloat16"),
         ("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (1, 4), }", "q: its dtype is ["),

@@ -85,6 +85,9 @@ def validate(
 
     if shapes and not any(map(is_nsight, map(Path, paths))):
         raise InputError(f"{shapes[0].file}: changes nothing: only Nsight Compute's files lack their shapes")
+    real = [Path(path).resolve() for path in paths]
+    if twice := next((path for path, at in zip(paths, real, strict=True) if real.count(at) > 1), None):
+        raise InputError(f"{twice}: is given twice")
     rows = [row for path in map(Path, paths) for row in read(path, shapes)] if paths else list(shipped_rows())
     given = load_hardware(hardware) if isinstance(hardware, str) else hardware
     assumed = () if given else tuple(dict.fromkeys(r.file for r in rows if not r.machine and not r.device))
