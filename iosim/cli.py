@@ -186,6 +186,11 @@ def cli() -> None:
     "pass",
     help="forward, backward, or training: a forward dataflow and the one of its gradients.  [default: forward]",
 )
+@click.option(
+    "--kernel",
+    multiple=True,
+    help="A kernel that people run: its dataflow with its authors' schedule; may be repeated.",
+)
 @click.option("--hw", multiple=True, help="A machine by name, or a .toml file; may be repeated.  [default: mp31]")
 @_schedule_options
 @click.option(
@@ -230,14 +235,16 @@ def run(as_json: bool, as_csv: bool, output: str | None, **options: Any) -> None
         raise InputError("--json and --csv: give one of them")
     _require_writable(output)
     problem, inputs = _problem_of_inputs(options)
+    from iosim.kernels import load_kernel
     from iosim.study.run import DATAFLOWS, compare
 
     options["hw"] = list(options["hw"]) or ["mp31"]
-    options["dataflow"] = list(options["dataflow"]) or list(DATAFLOWS)
+    kernels = options["kernel"] = list(options["kernel"])
+    options["dataflow"] = list(options["dataflow"]) or ([] if kernels else list(DATAFLOWS))
     with _progress() as note:
         comparison = compare(
             problem,
-            dataflows=options["dataflow"],
+            dataflows=[*options["dataflow"], *(load_kernel(name).dataflow() for name in kernels)],
             computes=options["pass"],
             hardware=options["hw"],
             schedule=_schedule(options),
@@ -407,7 +414,7 @@ def calibrate(output: str, name: str | None) -> None:
 
     if not output.endswith(".toml"):
         raise InputError(f"--output: {output!r} does not end with .toml")
-    _writable(output)
+    _require_writable(output)
     from iosim.gpu.bench import GpuBench
     from iosim.report.profile import profile_toml
     from iosim.study.calibrate import calibrate as measure_gpu
@@ -447,7 +454,7 @@ def measure(output: str, sections: str | None, shapes: str | None) -> None:
 
     wanted = [part.strip() for part in sections.split(",")] if sections is not None else []
     calls = study.planned(wanted) if shapes is None else study.planned_from(Path(shapes))
-    _writable(output)
+    _require_writable(output)
     from iosim.gpu.calls import AttentionCalls
 
     with _progress() as note:
@@ -456,7 +463,7 @@ def measure(output: str, sections: str | None, shapes: str | None) -> None:
         _write(study.as_csv(found), output)
     click.echo(study.summary(found), err=True, nl=False)
     if not found.timed:
-        _fail(f"iosim: no call could be measured; {output} is not written", CHECK_FAILED)
+        raise CheckError(f"no call could be measured; {output} is not written")
 
 
 @cli.group(cls=_Group)
@@ -574,20 +581,6 @@ def _write(data: str | bytes, path: str | None, option: str = "--output") -> Non
         _write_file(data.encode() if isinstance(data, str) else data, os.path.realpath(path))
     except OSError as error:
         raise OutputError(f"{option}: {path}: {error.strerror}") from error
-
-
-def _writable(path: str) -> None:
-    """Refuse a file that can't be written before minutes go into what would be in it."""
-    directory = os.path.dirname(os.path.realpath(path))
-    problem = (
-        "the file name is empty" if not path
-        else "is a directory" if os.path.isdir(path)
-        else "its directory is not there" if not os.path.isdir(directory)
-        else "its directory can't be written to" if not os.access(directory, os.W_OK)
-        else ""
-    )  # fmt: skip
-    if problem:
-        raise OutputError(f"--output: {path}: {problem}")
 
 
 def _write_file(data: bytes, path: str) -> None:

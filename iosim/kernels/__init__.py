@@ -198,7 +198,7 @@ class Kernel:
             return flow.plan(a, machine, own, settled)[0], why
 
         uses = flow.uses if parts is None else tuple(dict.fromkeys((*flow.uses, *parts.uses)))
-        return replace(flow, name=self.name, help=self.title, uses=uses, write=write, plan=plan)
+        return replace(flow, name=f"{self.name} kernel", help=self.title, uses=uses, write=write, plan=plan)
 
 
 def with_copies(program: Program, names: Sequence[str]) -> Program:

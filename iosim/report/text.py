@@ -323,7 +323,7 @@ def _time_words(runs: Sequence[Run]) -> str:
     slow, fast = max(timed, key=lambda r: r.seconds or 0), min(timed, key=lambda r: r.seconds or 0)
     stall = stall_of(fast)
     fidelity = timed[0].timeline.fidelity if timed[0].timeline is not None else ""
-    text = f"Predicted ({fidelity} fidelity, first time model): {_name(fast)} {_takes(fast)}"
+    text = f"Predicted ({fidelity} fidelity): {_name(fast)} {_takes(fast)}"
     if slow is not fast:
         text += f", {_name(slow)} {_takes(slow)} ({ratio(slow.seconds or 0, fast.seconds or 1)})"
     if stall is not None and fast.timeline is not None:

@@ -175,7 +175,7 @@ class Comparison:
 def compare(
     problem: Attention,
     *,
-    dataflows: str | Sequence[str] = DATAFLOWS,
+    dataflows: str | Dataflow | Sequence[str | Dataflow] = DATAFLOWS,
     computes: str | None = None,
     hardware: str | Hardware | Sequence[str | Hardware] = (DEFAULT,),
     schedule: Schedule | Mapping[str, Any] | None = None,
@@ -196,12 +196,13 @@ def compare(
 
     Raises InputError for bad input, CapacityError (an InputError) for a tile that does not fit.
     """
-    names = [dataflows] if isinstance(dataflows, str) else list(dataflows)
+    asked = [dataflows] if isinstance(dataflows, str | Dataflow) else list(dataflows)
+    names = [flow if isinstance(flow, str) else flow.name for flow in asked]
     given_machines = [hardware] if isinstance(hardware, str | Hardware) else list(hardware)
     if not names or not given_machines:
         raise InputError("compare: needs at least one dataflow and one machine")
     machines = [machine_called(h) for h in given_machines]
-    flows = [_of_pass(load_dataflow(name), computes) for name in names]
+    flows = [_of_pass(load_dataflow(flow) if isinstance(flow, str) else flow, computes) for flow in asked]
     _require_different("hw", given_machines, [h.name for h in machines])
     _require_different("dataflow", names, [f.name for f in flows])
     if len({f.computes for f in flows}) > 1:
@@ -407,7 +408,8 @@ def _one(plan: _Plan, fidelity: str, check: Check | None) -> Run:
     counted = ledger(program)
     prints = footprints(program, schedule, machine)
     resident = {name: f.resident * (machine.processors or 1) for name, f in prints.items()}
-    device = behind_caches(program, counted, machine, resident, descending=schedule.descending)
+    clusters = {name: max(schedule.of(name).multicast.values(), default=1) for name in prints}
+    device = behind_caches(program, counted, machine, resident, schedule.descending, clusters)
     timed, no_time = _time(machine, schedule, program, device, fidelity)
     return Run(
         plan.flow, plan.problem, machine, schedule, plan.why, program, counted, device, prints, timed, no_time, check

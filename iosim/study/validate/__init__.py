@@ -8,11 +8,14 @@ Without files it takes the measurements that ship with iosim.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.resources import as_file, files
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SHIPPED = ("h200_attention.csv", "h200_counters.csv", "h200_triton_tiles.csv", "published_attention.csv")
+MANY = 48  # rows from which on other processes are worth their start
+CHUNK = 6  # consecutive rows for a process: the kernels of a call share a prediction
 ASSUMED = "h200-sxm"  # the machine of a file that names none
 
 
@@ -96,7 +101,21 @@ def validate(
     else:
         rows = [replace(r, machine=given.name) for r in rows]
     machines = {name: given or _machine(name) for name in {r.machine for r in rows}}
-    return Validation(tuple(s for row in rows for s in score(row, machines[row.machine])), assumed)
+    return Validation(tuple(s for own in _scores(rows, machines) for s in own), assumed)
+
+
+def _scores(rows: Sequence[Row], machines: Mapping[str, Hardware | None]) -> list[tuple[Score, ...]]:
+    """The scores of every row, in their order; many rows are shared out over all cores."""
+    workers = os.cpu_count() or 1
+    jobs = [(row, machines[row.machine]) for row in rows]
+    if len(rows) < MANY or workers == 1:
+        return [score(row, machine) for row, machine in jobs]
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        return list(pool.map(_score, jobs, chunksize=CHUNK))
+
+
+def _score(job: tuple[Row, Hardware | None]) -> tuple[Score, ...]:
+    return score(*job)
 
 
 def _machine(name: str) -> Hardware | None:

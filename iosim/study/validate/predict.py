@@ -13,12 +13,13 @@ row.problem and the machine.  Models are asked in order; the first that gives a 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from iosim.hardware import Hardware
+from iosim.memory.onchip import resident_blocks
 from iosim.memory.peak import SPLITS, peak_extra_bytes, peak_total_bytes
-from iosim.memory.triton import sram_bytes
+from iosim.memory.triton import registers, sram_bytes
 from iosim.study.validate.rows import QUANTITIES, Row
 
 
@@ -91,6 +92,26 @@ def _time(row: Row, machine: Hardware) -> Prediction | NotModelled:
         return NotModelled(str(why))
 
 
+def _estimated(row: Row, machine: Hardware) -> Prediction | NotModelled:
+    """Registers of a tile, and its time with these and the spills that go with them."""
+    from iosim.study.validate.times import NoModelError, predicted_time  # slow to import
+
+    if row.tile is None or row.problem is None or row.implementation != "triton":
+        return NotModelled(f"no rule for the registers of {row.implementation}")
+    t = row.tile
+    held, spilled = registers(row.problem, t.block_q, t.block_k, t.stages, t.warps)
+    unit, threads = machine.registers_per_warp_unit, t.warps * machine.warp_size
+    taken = -(-held * machine.warp_size // unit) * unit * t.warps
+    sram = sram_bytes(row.problem, t.block_q, t.block_k, t.stages)
+    found = {"registers": float(held), "occupancy": float(resident_blocks(machine, sram, 0, taken, threads)[0])}
+    try:
+        return found | {
+            "time_estimated": predicted_time(replace(row, tile=replace(t, registers=held, spills=spilled)), machine)
+        }
+    except NoModelError as why:
+        return found or NotModelled(str(why))
+
+
 def _dram(row: Row, machine: Hardware) -> Prediction | NotModelled:
     """DRAM bytes of a kernel."""
     from iosim.study.validate.times import NoModelError, predicted_dram  # slow to import
@@ -106,5 +127,6 @@ MODELS: tuple[Model, ...] = (
     Model(("peak_extra_bytes", "peak_bytes"), _peak_memory),
     Model(("smem_bytes", "launches"), _triton_sram),
     Model(("time",), _time),
+    Model(("registers", "occupancy", "time_estimated"), _estimated),
     Model(("dram_read_bytes", "dram_write_bytes"), _dram),
 )

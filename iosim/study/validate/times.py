@@ -124,6 +124,8 @@ def modelled(row: Row, machine: Hardware) -> Modelled:
     strided = row.direction == "backward" and bool(conditions()[row.kind]["strided"])
     power = machine.power and replace(machine.power, limit_w=limit)
     given = _tile(row)
+    if (parts := load_kernel(name).splits(row.problem, machine.processors)) > 1:
+        given += (("splits", parts),)
     if name in (known := conditions()[row.kind].get("separate", {})):
         given += (("separate", tuple(known[name])),)
     try:
