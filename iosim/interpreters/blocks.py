@@ -56,6 +56,11 @@ class Stay:
     before: Sequence[int]
 
 
+def share(length: int, n: int, pieces: int) -> int:
+    """Piece number n of a length in so many pieces, as equal as whole numbers can be."""
+    return length * (n + 1) // pieces - length * n // pieces
+
+
 Stays: TypeAlias = Sequence[Stay]  # what a block does
 
 
@@ -276,10 +281,10 @@ class Group:
         if log is not None:
             log.mark(int(env.now))
             log.state = task.cause
-        pieces, lengths, chain = block.model.pieces if work.lengths else 0, work.lengths, work.cost.chain
-        if log is None and pieces > 1:
-            pieces, lengths, chain = 1, tuple((name, length * pieces) for name, length in lengths), chain * pieces
+        pieces = (block.model.pieces if log is not None else 1) if work.lengths else 0
         for piece in range(pieces):
+            lengths = tuple((name, share(length, piece, pieces)) for name, length in work.lengths)
+            chain = share(work.cost.chain, piece, pieces)
             now = int(env.now)
             if block.floor.named:
                 yield from self.piece(self.name(n, task, nth, piece), lengths)

@@ -56,10 +56,9 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What computing takes: ps on the own units for each piece of each group.
+    """What computing takes: ps on the own units for each group.
 
-    A group alone needs `chain` ps for a piece, as its instructions follow one another, and its results are there
-    `lag` ps after the last piece.
+    A group alone needs `chain` ps, as its instructions follow one another, and its results are there `lag` ps later.
     """
 
     lengths: Lengths = ()
@@ -298,8 +297,7 @@ class Model:
         slots += round(one.get("matrix", 0) * self.hardware.matrix.issue_share)
         if slots:
             one["issue"] = slots
-        lengths = tuple((unit, -(-length // self.pieces)) for unit, length in one.items())
-        return Cost(lengths, -(-chain // self.pieces), lag)
+        return Cost(tuple(one.items()), chain, lag)
 
     def _code(self, phase: Phase, nodes: Sequence[Leaf]) -> float:
         """Issue slots of lanes that the code of a phase takes by its name; see Schedule."""
@@ -577,7 +575,7 @@ class Model:
         alike = ((times * n, done) for times, visit in visits(shape) for n, done in visit.stretches)
         for trips, work in ((trips, work) for trips, done in alike for work in done):
             for unit, length in work.lengths:
-                busy[unit] = busy.get(unit, 0) + length * self.pieces * self.workers * trips
+                busy[unit] = busy.get(unit, 0) + length * self.workers * trips
             for move in work.moves:
                 key = (move.tensor, move.direction)
                 moved[key] = moved.get(key, 0) + move.bytes * trips

@@ -378,7 +378,7 @@ class _Fair:
         if len(self.alike) > 1:
             return 20
         if min(trips, default=0) < 16:
-            return 25
+            return 30
         if any(part.order.slots.get(copy.name, 1) < 2 for part, _ in loops for copy in part.copies):
             return 15
         if resident > 1:

@@ -25,8 +25,8 @@ def test_without_pytorch(iosim: Iosim, tmp_path: Path, command: str) -> None:
 CASES = {
     "no output": (("calibrate",), 2, "Missing option '--output'"),
     "ending": (("calibrate", "-o", "gpu.json"), 2, "--output: 'gpu.json' does not end with .toml"),
-    "directory": (("calibrate", "-o", "no/such/gpu.toml"), 3, "--output: no/such/gpu.toml: its directory is not there"),
-    "file is a directory": (("measure", "-o", "."), 3, "--output: .: is a directory"),
+    "directory": (("calibrate", "-o", "no/such/gpu.toml"), 3, "--output: no/such/gpu.toml: No such file or directory"),
+    "file is a directory": (("measure", "-o", "."), 3, "--output: .: Is a directory"),
     "section": (("measure", "-o", "c.csv", "--sections", "forwrd"), 2, "did you mean 'forward'?"),
     "both": (("measure", "-o", "c.csv", "--sections", "gqa", "--shapes", "s.csv"), 2, "--shapes: give one of them"),
     "shapes": (("measure", "-o", "c.csv", "--shapes", "no.csv"), 2, "no.csv: No such file or directory"),

@@ -24,7 +24,7 @@ from iosim.problem import Attention
 from iosim.study.choose import choose
 from iosim.study.validate import shipped_rows
 from iosim.study.validate.rows import Row
-from iosim.study.validate.times import predicted_bytes, predicted_time
+from iosim.study.validate.times import predicted_dram, predicted_time
 
 H200 = load_hardware("h200-sxm")
 EVENTS = 1.7e-6  # that CUDA events add to a kernel (iosim/data/conditions.toml)
@@ -146,11 +146,9 @@ def test_published_rows(machine: str, direction: str, mean: float, worst: float)
 def test_dram_bytes_of_the_counted_kernels() -> None:
     """All but the copy of dK, which reads it from DRAM although it was written just before."""
     rows = [r for r in measured() if r.kind == "kernels" and r.kernel is not None and r.kernel.role != "copy"]
-    pairs = [(r.measured, predicted_bytes(r, H200)) for r in rows]
-    reads = [100 * (p["dram_read_bytes"] / m["dram_read_bytes"] - 1) for m, p in pairs if m["dram_read_bytes"] > 1e5]
-    writes = [
-        100 * (p["dram_write_bytes"] / m["dram_write_bytes"] - 1) for m, p in pairs if m["dram_write_bytes"] > 2e7
-    ]
+    pairs = [(r.measured, predicted_dram(r, H200)) for r in rows]
+    reads = [100 * (p[0] / m["dram_read_bytes"] - 1) for m, p in pairs if m["dram_read_bytes"] > 1e5]
+    writes = [100 * (p[1] / m["dram_write_bytes"] - 1) for m, p in pairs if m["dram_write_bytes"] > 2e7]
     assert len(reads) == 31
     assert len(writes) == 21
     assert within(reads, mean=4, worst=16), reads
