@@ -410,7 +410,7 @@ def test_long_loops_are_extrapolated_from_short_ones(
     monkeypatch.setattr("iosim.interpreters.timeline.LONG", 1000)
     whole = run(flow(a, s), s, hardware, "fair")
     assert max(simulated) == 80
-    assert short.makespan_ps == pytest.approx(whole.makespan_ps, rel=0.01)  # where groups contend, a loop settles slowly
+    assert short.makespan_ps == pytest.approx(whole.makespan_ps, rel=0.01)  # contention
     assert short.moved == whole.moved
     assert {n: u.busy_ps for n, u in short.units.items()} == {n: u.busy_ps for n, u in whole.units.items()}
     assert books_are_exact(short)
