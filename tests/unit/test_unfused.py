@@ -110,7 +110,7 @@ def test_one_backward_call() -> None:
 def test_forward_calls() -> None:
     errors = [error(r) for r in long_calls("forward")]
     assert len(errors) == 20
-    assert within(errors, mean=5, worst=9), errors
+    assert within(errors, mean=5, worst=10), errors
 
 
 @pytest.mark.slow
