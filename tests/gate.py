@@ -10,7 +10,7 @@ STEPS = (
     ("ruff", "check", "."),
     ("ruff", "format", "--check", "."),
     ("mypy",),
-    ("pytest", "-q", "-m", "not benchmark"),
+    ("pytest", "-q", "-m", "not benchmark and not long"),
     ("pytest", "-q", "-m", "benchmark"),
 )
 

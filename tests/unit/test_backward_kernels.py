@@ -192,7 +192,7 @@ def test_shapes_that_nobody_measured_have_a_time(implementation: str, shape: dic
     assert a.backward_flops / 989e12 < predicted_time(row, H200) < 2e-3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_errors_of_backward_times() -> None:
     own = [r for r in backward("flash2", "cudnn") if r.kind in ("calls", "kernels") and r.measured["time"] > 1e-4]
     errors = [abs(time_error(r)) for r in own]
@@ -204,7 +204,7 @@ def test_errors_of_backward_times() -> None:
         assert sum(papers) / len(papers) <= most
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_errors_of_dram_bytes() -> None:
     own = [r for r in shipped_rows() if r.kind == "kernels" and r.implementation in ("flash2", "cudnn")]
     own = [r for r in own if r.kernel is not None and r.kernel.role != "combine"]

@@ -80,14 +80,14 @@ def test_a_shorter_row_can_take_longer() -> None:
     assert times[9216] > 1.2 * times[6144] > 1.2 * times[10240]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_softmax_over_all_measured_row_lengths() -> None:
     errors = softmax_errors(lambda _: True)
     assert len(errors) == 24
     assert within(list(errors.values()), mean=5, worst=11), errors
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("n", [1000, 3000, 7168, 12289, 20000, 30000])
 def test_row_lengths_that_were_not_measured_lie_near_their_neighbours(n: int) -> None:
     """No length takes less than its bytes need, or three times what the slowest measured one takes for a byte."""
@@ -106,14 +106,14 @@ def test_one_backward_call() -> None:
     assert abs(error(long_calls("backward")[1])) <= 4
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_forward_calls() -> None:
     errors = [error(r) for r in long_calls("forward")]
     assert len(errors) == 20
     assert within(errors, mean=5, worst=10), errors
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_backward_calls_and_their_kernels() -> None:
     assert within([error(r) for r in long_calls("backward")], mean=3, worst=5)
     kernels = [r for r in measured() if r.kind == "kernels" and r.direction == "backward"]
@@ -121,7 +121,7 @@ def test_backward_calls_and_their_kernels() -> None:
     assert within([error(r) for r in kernels], mean=4, worst=10)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_forward_kernels_longer_than_10_us() -> None:
     """Without those softmaxes of d = 128 whose unscaled scores make divisions slow (iosim/data/README.md)."""
     rows = [r for r in measured() if r.kind == "kernels" and r.direction == "forward" and r.measured["time"] > 10e-6]
@@ -130,7 +130,7 @@ def test_forward_kernels_longer_than_10_us() -> None:
     assert within([error(r) for r in own], mean=7, worst=26)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("machine", "direction", "mean", "worst"), [
     ("h100-sxm", "forward", 6, 10), ("h100-sxm", "backward", 10, 15),
     ("a100-sxm-80gb", "forward", 10, 16), ("a100-sxm-80gb", "backward", 8, 10),
@@ -142,7 +142,7 @@ def test_published_rows(machine: str, direction: str, mean: float, worst: float)
     assert within(errors, mean=mean, worst=worst), errors
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_dram_bytes_of_the_counted_kernels() -> None:
     """All but the copy of dK, which reads it from DRAM although it was written just before."""
     rows = [r for r in measured() if r.kind == "kernels" and r.kernel is not None and r.kernel.role != "copy"]
