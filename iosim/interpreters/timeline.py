@@ -128,17 +128,29 @@ def timeline(
     for kernel in program.kernels:
         flows = tuple(f for f in traffic.flows if f.flow.kernel == kernel.name)
         own = schedule.of(kernel.name)
+        attempts: list[Script] = []  # one for each clock that is tried
 
         def at(
-            machine: Hardware, kernel: Kernel = kernel, own: Schedule = own, flows: tuple[DramFlow, ...] = flows
+            machine: Hardware,
+            kernel: Kernel = kernel,
+            own: Schedule = own,
+            flows: tuple[DramFlow, ...] = flows,
+            attempts: list[Script] = attempts,
         ) -> _Run:
             model = Model(kernel, own, machine, flows)
             if not model.footprint.resident:
                 raise CapacityError(model.footprint.complaint(machine))
-            return _Chip(model, made, script).run() if fidelity == "chip" else _Fair(model).run()
+            if fidelity == "fair":
+                return _Fair(model).run()
+            if record:
+                attempts.append(Script())
+            return _Chip(model, attempts[-1] if record else None, script).run()
 
         run = _at_its_clock(kernel, hardware.with_units(own.units), at)
         kernels.append(run.time)
+        if made is not None and attempts:
+            made.served |= attempts[-1].served
+            made.placed |= attempts[-1].placed
         for key, bytes_ in run.moved.items():
             moved[key] = moved.get(key, 0) + bytes_
     return Timeline(fidelity, tuple(kernels), moved, made)
@@ -541,7 +553,7 @@ def profile(shape: Shape) -> Profile:
     for item in shape:
         todo: Iterable[tuple[int, Profile]]
         if isinstance(item, Visit):
-            todo = ((trips, tuple(work.lengths for work in iteration)) for trips, iteration in item.stretches)
+            todo = ((trips, tuple(work.cost for work in iteration)) for trips, iteration in item.stretches)
         else:
             todo = ((item.times, profile(item.body)),)
         merged = groupby(todo, lambda run: run[1])

@@ -52,8 +52,7 @@ class DirtyLines:
 def dirty_lines(hardware: Hardware) -> DirtyLines:
     """Those of a machine's last cache: as on an H200, in proportion to its capacity."""
     capacity = hardware.caches[0].capacity_bytes if hardware.caches else None
-    share = (capacity or 0) / H200_DIRTY.cache_bytes
-    return DirtyLines(max(1, capacity or 0), share * H200_DIRTY.most_bytes, H200_DIRTY.read_weight)
+    return H200_DIRTY.of(capacity or 1)
 
 
 H200_DIRTY = DirtyLines(62_914_560, 29.6e6, 0.69)  # both fitted to 73 kernels that write more than 20 MB

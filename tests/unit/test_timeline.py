@@ -439,3 +439,17 @@ def test_long_loops_around_loops_are_extrapolated_too(causal: bool, monkeypatch:
     assert short.makespan_ps == pytest.approx(whole.makespan_ps, rel=0.005)
     assert short.moved == whole.moved
     assert books_are_exact(short)
+
+
+def test_a_script_is_of_the_clock_that_a_run_settles_at() -> None:
+    """Under the power limit a kernel is run at several clocks: the script is the last one's, each request once."""
+    hardware = load_hardware("h200-sxm").with_value("processor.count", 4).with_value("power.limit_w", 150)
+    a, s = Attention(n_q=512, n_k=512, d=64), Schedule(block_q=128, block_k=64, groups=2)
+    program = flash2(a, s)
+    prints = {k: f.resident * 4 for k, f in footprints(program, s, hardware).items()}
+    traffic = dram_flows(program, ledger(program), 10**8, prints)
+    base = timeline(program, s, hardware, traffic, fidelity="chip", record=True)
+    assert base.script is not None
+    assert all(len(order) == len(set(order)) for order in base.script.served.values())
+    again = timeline(program, s, hardware, traffic, fidelity="chip", script=base.script)
+    assert again.makespan_ps == base.makespan_ps
