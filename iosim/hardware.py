@@ -265,6 +265,10 @@ class _Registers(_Table):
     registers_per_processor: _Count  # of 32 bits
     max_registers_per_thread: _Count
     registers_per_warp_unit: _CountKnown | None = None  # a warp's registers are given out in multiples of this
+    # Bytes a clock and processor at which spilled registers come and go, by the level that holds them.
+    spill_l1_bytes_per_clock: _AmountKnown | None = None
+    spill_l2_bytes_per_clock: _AmountKnown | None = None
+    spill_hbm_bytes_per_clock: _AmountKnown | None = None
 
 
 class _Memory(_Table):
@@ -526,6 +530,7 @@ class Hardware:
     registers: int | None = field(repr=False)
     max_registers_per_thread: int | None = field(repr=False)
     registers_per_warp_unit: int = field(repr=False)
+    spill_bytes_per_clock: tuple[float, float, float] | None = field(repr=False)  # held by the L1, the L2, HBM
     hbm: DeviceMemory = field(repr=False)
     caches: tuple[Cache, ...] = field(repr=False)  # outermost first
     sram: Sram = field(repr=False)
@@ -907,6 +912,7 @@ def _convert(profile: _Profile, content: str) -> Hardware:
         registers=_scaled(memory.registers.registers_per_processor),
         max_registers_per_thread=_scaled(memory.registers.max_registers_per_thread),
         registers_per_warp_unit=_optional(memory.registers.registers_per_warp_unit, 1),
+        spill_bytes_per_clock=_spills(memory.registers),
         hbm=_device_memory(memory.hbm, clock),
         caches=tuple(_cache(level, clock) for level in (memory.l3, memory.l2) if level),
         sram=_sram(memory.sram, clock),
@@ -1012,6 +1018,12 @@ def _matrix_unit(matrix: _Matrix, processor: _Processor) -> MatrixUnit:
         power_factor=float(_optional_number(matrix.power_factor, 1.0)),
         rates={name: rate // processors for name, rate in chip.items() if rate is not None and processors},
     )
+
+
+def _spills(registers: _Registers) -> tuple[float, float, float] | None:
+    rates = registers.spill_l1_bytes_per_clock, registers.spill_l2_bytes_per_clock, registers.spill_hbm_bytes_per_clock
+    l1, l2, hbm = (_optional_number(rate, 0.0) for rate in rates)
+    return (l1, l2, hbm) if l1 and l2 and hbm else None
 
 
 def _start_ps(launch: _Launch) -> int:

@@ -13,6 +13,7 @@ from math import ceil, prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from iosim.dtypes import dtype
+from iosim.errors import InputError
 from iosim.hardware import Hardware
 from iosim.index import Ex, Expr, Index, affine, at, indices
 from iosim.interpreters.engine import Cause, duration
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 IN_STEP = 16  # blocks that load one tile, from which on the L2 merges what they ask for
-# Spilled registers, on 43 tiles measured on an H200: stores and loads of each in a turn of the loop; how much of an L1
-# and an L2 they can take; how much slower than SRAM (128 B a clock) L1, L2 and DRAM serve them (91, 29, 11 B a clock).
-SPILL_TRIPS, L1_USABLE, L2_USABLE, SPILL_SLOWER = 1.46, 0.7, 0.95, (128 / 91, 128 / 29, 128 / 11)
+# Spilled registers, fitted to 43 tiles measured on an H200: stores and loads of each in a turn of the loop, and how
+# much of an L1 and of an L2 they can take.
+SPILL_TRIPS, L1_USABLE, L2_USABLE = 1.46, 0.7, 0.95
 PIECES = 6  # where warp groups contend, a phase books its units in this many pieces, so that they interleave
 
 Lengths: TypeAlias = tuple[tuple[str, int], ...]  # (unit, ps)
@@ -327,14 +328,22 @@ class Model:
         They live in the L1, or in the L2 or beyond when those of all resident blocks do not fit there: L1 caches that
         are read in turn keep all or nothing.
         """
+        rates = self.hardware.spill_bytes_per_clock
+        if not self.schedule.spills:
+            return 0
+        if rates is None:
+            raise InputError(
+                f"spills: {self.schedule.spills} spilled registers have no time on {self.hardware.name}, whose profile "
+                "lacks registers.spill_l1_bytes_per_clock, .spill_l2_bytes_per_clock or .spill_hbm_bytes_per_clock"
+            )
         bytes_ = self.schedule.spills * 4 * self.footprint.threads
         held = self.footprint.resident * bytes_
         sram = self.hardware.sram
         first = L1_USABLE * (sram.unified_bytes - self.footprint.resident * self.footprint.sram_bytes)
         chip = held * (self.hardware.processors or 1)
         last = (self.hardware.l2.capacity_bytes or 0) if self.hardware.l2 is not None else 0
-        slower = SPILL_SLOWER[0 if held <= first else 1 if chip <= L2_USABLE * last else 2]
-        return round(bytes_ * SPILL_TRIPS * slower)
+        rate = rates[0 if held <= first else 1 if chip <= L2_USABLE * last else 2]
+        return round(bytes_ * SPILL_TRIPS * (sram.bandwidth or 0) / (rate * (self.hardware.clock_hz or 1)))
 
     def _special(self, nodes: Sequence[Compute]) -> int:
         """Special functions that the code of these nodes takes beyond its operations; see Schedule."""
