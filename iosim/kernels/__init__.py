@@ -183,7 +183,10 @@ class Kernel:
 
         def plan(a: Attention, hardware: Hardware, given: Mapping[str, Any], rule: Rule) -> tuple[Schedule, str]:
             own = self.fields_for(a, hardware.processors, given)
-            machine = hardware.with_units(own["units"])
+            try:
+                machine = hardware.with_units(own["units"])
+            except InputError as error:
+                raise InputError(f"kernel: {self.name} is of another machine: {error}") from None
             if self.file.kernels and "kernels" not in given:
                 own["kernels"] = {name: part.fields_for(a, hardware) for name, part in self.file.kernels.items()}
             why = f"as {self.title}" + ("; some fields are given" if given else "")

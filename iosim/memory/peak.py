@@ -8,21 +8,24 @@ byte.  What a library allocates is known from its source (FlashAttention, PyTorc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal, TypeAlias
 
+from iosim.dataflows import load_dataflow
 from iosim.dataflows.split_rules import cudnn_splits, flash2_splits
 from iosim.dtypes import dtype
 from iosim.errors import InputError
 from iosim.index import cdiv
+from iosim.memory.step import step_memory
 from iosim.problem import Attention
+from iosim.schedule import Schedule
 
 GRANULE = 512  # bytes: PyTorch's caching allocator hands out no less
 FLASH1_KEYS = ((64, 256), (1024, 128))  # up to this head dimension: keys that FlashAttention-1 holds in one tile
 
 Role: TypeAlias = Literal["in", "out", "scratch", "old"]
-When: TypeAlias = Literal["always", "split", "workspace", "grouped", "many tiles"]
+When: TypeAlias = Literal["always", "split", "workspace", "grouped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,24 +107,8 @@ EXTRA: Mapping[tuple[str, str], tuple[Held, ...]] = {
     ("efficient", "forward"): (Held("O", "out", _O),),
 }
 
-# All that a forward and a backward hold, inputs too: FlashAttention (v1), Table 21.
-_LAYER = tuple(Held(f"N x d tensor {n}", "scratch", _Q) for n in range(1, 11))
-TOTAL: Mapping[tuple[str, str], tuple[Held, ...]] = {
-    ("standard", "both"): (
-        *_LAYER,
-        Held("S", "scratch", _S),
-        Held("P", "scratch", _S),
-        Held("dP", "scratch", _S),
-        Held("dS", "scratch", _S),
-    ),
-    ("flash1", "both"): (
-        *_LAYER,
-        Held("N x d tensor 11", "scratch", _Q),
-        Held("dQ sum", "scratch", _Q, "fp32", "many tiles"),
-        Held("L", "out", _ROW, "fp32"),
-        Held("D", "scratch", _ROW, "fp32"),
-    ),
-}
+# Measured steps of forward and backward, and the dataflows whose tensors they hold (iosim/memory/step.py).
+STEPS = {"standard": ("standard", "standard-backward"), "flash1": ("flash2", "flash-backward")}
 
 SPLITS = {"flash2": flash2_splits, "cudnn": cudnn_splits}  # libraries that split the keys, by their rule
 
@@ -162,15 +149,24 @@ def peak_extra_bytes(implementation: str, direction: str, a: Attention, processo
 
 
 def peak_total_bytes(implementation: str, direction: str, a: Attention) -> int | None:
-    """The same with the inputs, of a forward and a backward; None where no list is known."""
-    tensors = TOTAL.get((implementation, direction))
-    return None if tensors is None else sum(held_bytes(tensors, a).values())
+    """The most that a forward and its backward hold, inputs too; None where no dataflows stand for them."""
+    if direction != "both" or implementation not in STEPS:
+        return None
+    tile = Schedule(block_q=64, block_k=64)  # no tensor depends on it
+    forward, backward = (load_dataflow(name) for name in STEPS[implementation])
+    after = backward(a, tile)
+    step = step_memory(forward(replace(a, lse=any(t.name == "L" for t in after.tensors)), tile), after)
+    less = sum(t.bytes for t in step.alive if t.tensor == "dQ sum") if lacks_dq_sum(implementation, direction, a) else 0
+    return step.peak_bytes - less
 
 
 def lacks_dq_sum(implementation: str, direction: str, a: Attention) -> bool:
-    """Whether the call keeps its sum of dQ on chip, where iosim's own program of it (flash-backward) does not."""
-    held = TOTAL.get((implementation, direction), ())
-    return any(t.when == "many tiles" for t in held) and "many tiles" not in _cases(a, 1)
+    """Whether the call keeps its sum of dQ on chip, where iosim's own program of it (flash-backward) does not.
+
+    FlashAttention-1 sums dQ in device memory only when the keys are several tiles.
+    """
+    one_tile = next(keys for most, keys in FLASH1_KEYS if a.d <= most)
+    return (implementation, direction) == ("flash1", "both") and a.n_k <= one_tile
 
 
 def _dimensions(a: Attention, parts: int) -> dict[str, int]:
@@ -185,12 +181,10 @@ def _dimensions(a: Attention, parts: int) -> dict[str, int]:
 
 def _cases(a: Attention, parts: int) -> set[str]:
     """Which conditions of `When` hold for a call."""
-    one_tile = next(keys for most, keys in FLASH1_KEYS if a.d <= most)
     holds = {
         "always": True,
         "split": parts > 1,
         "workspace": a.n_q > 1 or parts > 1,  # found: cuDNN takes none for one query without splits
         "grouped": a.group > 1,
-        "many tiles": a.n_k > one_tile,  # FlashAttention-1 sums dQ in device memory when the keys are several tiles
     }
     return {name for name, true in holds.items() if true}

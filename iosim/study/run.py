@@ -216,14 +216,9 @@ def compare(
         require_read(given, (*flows, *backwards.values()))
     for machine, flow in product(machines, (*flows, *backwards.values())):
         require_formats(problem, machine, flow)
-    plans = []
-    for machine, flow in product(machines, flows):
-        if training:
-            backward = _plan(problem, machine, backwards[flow.name], given)
-            lse = problem.lse or any((t.name, t.role) == ("L", "in") for t in backward.program.tensors)
-            plans += [_plan(replace(problem, lse=lse), machine, flow, given), backward]
-        else:
-            plans.append(_plan(problem, machine, flow, given))
+    plans = [
+        p for m, flow in product(machines, flows) for p in _plans(problem, m, flow, backwards.get(flow.name), given)
+    ]
     require_uneven(given, [plan.program for plan in plans])
     checks = _checks(plans, seed, own, note) if check else {}
     runs = []
@@ -379,6 +374,17 @@ class _Plan:
     def checked(self) -> tuple[Attention, str, Schedule]:
         """What a check depends on."""
         return self.problem, self.flow.name, self.schedule
+
+
+def _plans(
+    problem: Attention, machine: Hardware, flow: Dataflow, backward: Dataflow | None, given: Mapping[str, Any]
+) -> tuple[_Plan, ...]:
+    """A dataflow, and in a training step the one of its gradients, which may want the log-sum-exp."""
+    if backward is None:
+        return (_plan(problem, machine, flow, given),)
+    after = _plan(problem, machine, backward, given)
+    lse = problem.lse or any((t.name, t.role) == ("L", "in") for t in after.program.tensors)
+    return _plan(replace(problem, lse=lse), machine, flow, given), after
 
 
 def _plan(problem: Attention, machine: Hardware, flow: Dataflow, given: Mapping[str, Any]) -> _Plan:
