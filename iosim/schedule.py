@@ -31,6 +31,7 @@ MAX_BLOCK = 8192
 MAX_STAGES = 16
 MAX_GROUPS = 8
 MAX_SPLITS = 1024
+MOST_CYCLES = 10**6  # that code adds to a phase or an element
 GROUP_ROWS = 64  # query rows that one warp group takes by default
 SOFTMAXES = ("safe", "naive", "online")
 SCORES = ("data", "fp32")
@@ -172,6 +173,16 @@ class Schedule:
             for name in own:
                 if name not in known:
                     raise InputError(f"kernels: {kernel}: {name!r} is no field of a schedule{nearest(name, known)}")
+        for name in ("place", "orders", "shares", "cycles", "instructions", "along_rows", "kernels", "multicast"):
+            if not isinstance(value := getattr(self, name), Mapping):
+                raise InputError(f"{name}: {value!r} is not a table of names and values")
+        for name in ("cycles", "instructions"):
+            for key, value in getattr(self, name).items():
+                if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_CYCLES:
+                    raise InputError(f"{name} of {key}: {value!r} is not a number from 0 to {MOST_CYCLES:,}")
+        if self.registers is not None:
+            require_int("registers", self.registers, 1, 1024)
+        require_int("spills", self.spills, 0, 2**16)
         for tile, place in self.place.items():
             if place not in get_args(Place):
                 raise InputError(f"place of tile {tile}: {place!r} is not one of {', '.join(get_args(Place))}")

@@ -50,7 +50,7 @@ class _Table(BaseModel):
 class _Role(_Table):
     name: str
     groups: Literal["all"] | int = 1
-    steps: tuple[tuple[str, ...] | tuple[str, str, int | str], ...]
+    steps: tuple[tuple[str] | tuple[str, str] | tuple[str, str, int | Literal["last"]], ...]
 
 
 class _Order(_Table):

@@ -69,10 +69,17 @@ def test_a_file_that_is_none_is_refused_in_one_line(tmp_path: Path) -> None:
         (head, "tile"),
         (head + "[[tile]]\nblok_q = 64\n", "'blok_q' is no field of a schedule .did you mean 'block_q'"),
         ("x = [", "mine.toml"),
+        (head + "[settings]\ncycles = 3\n[[tile]]\nblock_q = 64\nblock_k = 64\n", "cycles: 3 is not a table"),
+        (head + "[settings.cycles]\nmask = -1\n[[tile]]\nblock_q = 64\nblock_k = 64\n", "cycles of mask: -1 is not"),
+        (
+            head
+            + '[[tile]]\n[[order]]\nloop = "j"\nslots = {}\n[[order.roles]]\nname = "w"\nsteps = [["run", "k", "x"]]\n',
+            "steps",
+        ),
     ):
         bad.write_text(text)
         with pytest.raises(InputError, match=words):
-            load_kernel(str(bad))
+            choose(load_kernel(str(bad)).dataflow(), Attention(n_q=64, d=64), H200, {})
     with pytest.raises(InputError, match=r"'flsh2' is not one of .* \(did you mean 'flash2'\?\)"):
         load_kernel("flsh2")
     with pytest.raises(InputError, match="takes head dimensions up to 256, not 512"):
