@@ -33,7 +33,7 @@ Iosim = Callable[..., Answer]
 @pytest.fixture
 def iosim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iosim:
     """Run `iosim ARGS` here; returns its exit code and what it printed, however slow this machine is."""
-    monkeypatch.setattr("iosim.cli.PATIENCE", 3600)
+    monkeypatch.setattr("iosim.cli.output.PATIENCE", 3600)
 
     def call(*args: str) -> Answer:
         monkeypatch.setattr(sys, "argv", ["iosim", *args])

@@ -227,7 +227,7 @@ def test_a_pipe_that_nobody_reads_is_no_error(args: tuple[str, ...]) -> None:
 
 
 def test_a_pipe_is_told_once_what_takes_long(iosim: Iosim, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("iosim.cli.PATIENCE", 0.2)
+    monkeypatch.setattr("iosim.cli.output.PATIENCE", 0.2)
 
     def slow(*_: object, note: Callable[[str], None], **__: object) -> Comparison:
         note("numeric check of flash2")

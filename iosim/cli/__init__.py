@@ -1,0 +1,64 @@
+"""The command line.  Only click is imported here; a command imports what it needs when it runs.
+
+A command is one file in `commands/`, found by its name.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+import iosim
+from iosim.cli.group import Commands
+from iosim.cli.output import WIDTH, Stop, fail
+from iosim.errors import InputError, IosimError, OutputError
+
+
+@click.command(
+    cls=Commands,
+    package="iosim.cli.commands",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
+)
+@click.version_option(iosim.__version__, prog_name="iosim")
+def cli() -> None:
+    """Simulate and cost attention on a memory hierarchy.
+
+    Counts the bytes that a dataflow moves through HBM, L2 and SRAM, finds where it stalls, and checks the numbers it
+    computes against float64.
+
+    Example: iosim run --n 4096 --d 128
+    """
+
+
+def main() -> None:
+    """Run the command line; exit codes: 0 answered, 1 a check failed, 2 bad input, 3 output cannot be written.
+
+    A reader that stops reading is no error: 0.
+    """
+    try:
+        cli(standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except Stop:
+        raise
+    except (BrokenPipeError, SystemExit):  # click exits by itself in this case alone, and not with 0
+        _silence()  # the reader has gone, and nothing more can be said
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        fail("iosim: interrupted", 130)
+    except click.exceptions.NoArgsIsHelpError as error:
+        fail(error.format_message(), InputError.exit_code)
+    except click.ClickException as error:
+        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "iosim"
+        fail(f"{where}: {' '.join(error.format_message().split())}", InputError.exit_code)
+    except IosimError as error:
+        fail(f"iosim: {error}", error.exit_code)
+    except OSError as error:
+        _silence()
+        fail(f"iosim: output: {error.strerror}", OutputError.exit_code)
+
+
+def _silence() -> None:
+    """Let Python write what it still holds to nowhere at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

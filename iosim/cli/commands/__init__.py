@@ -1,0 +1,1 @@
+"""The commands of iosim: one file each, named as the command is."""

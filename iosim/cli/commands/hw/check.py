@@ -1,0 +1,29 @@
+"""`iosim hw check`: the mistakes of a profile."""
+
+from __future__ import annotations
+
+import click
+
+from iosim.cli.group import command
+from iosim.cli.output import fail, write
+from iosim.errors import InputError
+
+
+@command("check")
+@click.argument("file")
+def hw_check(file: str) -> None:
+    """Check a profile file: all its mistakes, or what time prediction would still need.
+
+    Example: iosim hw check mine.toml     (your copy of a file of hw_profiles/)
+    """
+    from iosim.hardware import ProfileError, load_hardware
+    from iosim.report.machines import check_text
+
+    try:
+        machine = load_hardware(file)
+    except ProfileError as error:
+        if len(error.problems) == 1:
+            raise
+        heading = f"iosim: {error.origin}: {len(error.problems)} mistakes:"
+        fail("\n".join([heading, *(str(InputError(f"  {problem}")) for problem in error.problems)]), error.exit_code)
+    write(check_text(machine), None)

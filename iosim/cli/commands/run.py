@@ -1,0 +1,94 @@
+"""`iosim run`: dataflows on machines."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import click
+
+from iosim.cli.group import command
+from iosim.cli.options import problem_of_inputs, problem_options, schedule_of, schedule_options
+from iosim.cli.output import CheckError, Form, answer_options, progress
+
+
+@command()
+@problem_options
+@click.option(
+    "--dataflow", multiple=True, help="A dataflow by name, or a .py file; may be repeated.  [default: standard, flash2]"
+)
+@click.option(
+    "--pass",
+    "pass",
+    help="forward, backward, or training: a forward dataflow and the one of its gradients.  [default: forward]",
+)
+@click.option(
+    "--kernel",
+    multiple=True,
+    help="A kernel that people run: its dataflow with its authors' schedule; may be repeated.",
+)
+@click.option("--hw", multiple=True, help="A machine by name, or a .toml file; may be repeated.  [default: mp31]")
+@schedule_options
+@click.option(
+    "--fidelity", default="fair", show_default=True, help="fair: a processor a class of block; chip: all of them."
+)
+@click.option("--check/--no-check", default=True, show_default=True, help="Check the numbers against float64.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**32 - 1),
+    metavar="INTEGER",
+    default=0,
+    show_default=True,
+    help="Of the random inputs, and of the rows checked where they are too many.",
+)
+@click.option(
+    "--inputs",
+    metavar="FILE",
+    help="Check your own tensors q, k, v (do, s) of a .safetensors or .npz file, which give the shape and dtype too; "
+    "with --dtype they are rounded to it.",
+)
+@click.option(
+    "--inputs-layout",
+    metavar="LAYOUT",
+    default="bhsd",
+    show_default=True,
+    help="Axes of q, k, v, do: bhsd (batch, heads, n, d) or bshd (batch, n, heads, d).",
+)
+@answer_options("iosim.run/1", "run")
+def run(form: Form, **options: Any) -> None:
+    """Compare dataflows on machines: memory, traffic, time, check.
+
+    Without --block-q and --block-k the tile is the largest that gives every processor a block and leaves a tenth of the
+    SRAM free with two stages; the output says what was chosen, and why.
+
+    \b
+    Example: iosim run --n 4096 --d 128
+             iosim run -n 8192 -d 128 -H 32 --kv-heads 8 --causal --hw h200-sxm
+    """
+    problem, inputs = problem_of_inputs(options)
+    from iosim.kernels import load_kernel
+    from iosim.study.run import DATAFLOWS, compare
+
+    options["hw"] = list(options["hw"]) or ["mp31"]
+    kernels = options["kernel"] = list(options["kernel"])
+    options["dataflow"] = list(options["dataflow"]) or ([] if kernels else list(DATAFLOWS))
+    with progress() as note:
+        comparison = compare(
+            problem,
+            dataflows=[*options["dataflow"], *(load_kernel(name).dataflow() for name in kernels)],
+            computes=options["pass"],
+            hardware=options["hw"],
+            schedule=schedule_of(options),
+            fidelity=options["fidelity"],
+            check=options["check"],
+            seed=options["seed"],
+            inputs=inputs,
+            note=note,
+        )
+    from iosim.report.document import document, rows_as_csv
+    from iosim.report.text import render
+
+    form.give(partial(render, comparison), partial(document, comparison, options), partial(rows_as_csv, comparison))
+    for r in comparison.runs:
+        if r.check is not None and r.check.status == "failed":
+            raise CheckError(f"check of {r.dataflow.name} failed: {r.check.detail}")

@@ -1,0 +1,174 @@
+"""What a command says and writes: progress, answers, files, and the line with which it fails."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import wraps
+from itertools import chain
+from textwrap import wrap
+from threading import Timer
+from typing import Any, NoReturn
+
+import click
+
+from iosim.errors import InputError, IosimError, OutputError
+
+WIDTH = 80  # of a terminal
+PATIENCE = 10  # seconds after which a pipe is told what takes so long
+
+
+class CheckError(IosimError):
+    """A check failed (exit code 1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The form in which an answer is wanted, and where."""
+
+    as_json: bool
+    as_csv: bool
+    output: str | None
+
+    def give(self, text: Callable[[], str], document: Callable[[], Mapping[str, Any]], csv: Callable[[], str]) -> None:
+        """Write the answer: one of `text`, a JSON `document` and `csv` is called."""
+        if self.as_json:
+            import json
+
+            write(json.dumps(document(), indent=1, allow_nan=False) + "\n", self.output)
+        else:
+            write(csv() if self.as_csv else text(), self.output)
+
+
+def answer_options(schema: str, row: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The options --json (of the `schema`), --csv (one line a `row`) and --output, given to the command as a `form`."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @click.option("--json", "as_json", is_flag=True, help=f"Print one JSON object (schema {schema}).")
+        @click.option("--csv", "as_csv", is_flag=True, help=f"Print one CSV row a {row}.")
+        @click.option(
+            "--output", "-o", metavar="FILE", help="Write to this file instead of the terminal; - is the terminal."
+        )
+        @wraps(command)
+        def with_form(as_json: bool, as_csv: bool, output: str | None, **options: Any) -> Any:
+            if as_json and as_csv:
+                raise InputError("--json and --csv: give one of them")
+            require_writable(output)
+            return command(form=Form(as_json, as_csv, output), **options)
+
+        return with_form
+
+    return decorate
+
+
+class progress:  # noqa: N801 - used like a function
+    """Says on a terminal what is being done; elsewhere once, on stderr, when it takes long."""
+
+    def __enter__(self) -> Callable[[str], None]:
+        self.status: Any = None
+        self.timer, self.doing = Timer(PATIENCE, self._still), "starting"
+        if sys.stderr is None:
+            return lambda _: None
+        if not sys.stderr.isatty():
+            self.timer.daemon = True
+            self.timer.start()
+            return lambda text: setattr(self, "doing", text)
+        from rich.console import Console
+
+        self.status = Console(stderr=True).status("starting")
+        self.status.start()
+        return lambda text: self.status.update(text)
+
+    def __exit__(self, *_: object) -> None:
+        self.timer.cancel()
+        if self.status is not None:
+            self.status.stop()
+
+    def _still(self) -> None:
+        with suppress(OSError):
+            print(f"iosim: after {PATIENCE} s: {self.doing}", file=sys.stderr, flush=True)
+
+
+def require_writable(path: str | None, option: str = "--output") -> None:
+    """Raise before the work what writing would raise after it; leaves everything as it was."""
+    if path is None or path == "-":
+        if sys.stdout is None:
+            raise OutputError("output: standard output is closed")
+        return
+    if not path:
+        raise InputError(f"{option}: the file name is empty")
+    from tempfile import TemporaryFile
+
+    real = os.path.realpath(path)
+    try:
+        if not os.path.exists(real) or os.path.isfile(real):
+            TemporaryFile(dir=os.path.dirname(real)).close()
+        elif os.path.isdir(real) or not os.access(real, os.W_OK):
+            code = errno.EISDIR if os.path.isdir(real) else errno.EACCES
+            raise OSError(code, os.strerror(code))
+    except OSError as error:
+        raise OutputError(f"{option}: {path}: {error.strerror}") from error
+
+
+def write(data: str | bytes, path: str | None, option: str = "--output") -> None:
+    """Print text, or write a file as a whole: a failure leaves what was there before."""
+    if isinstance(data, str) and (path is None or path == "-"):
+        if sys.stdout is None:
+            raise OutputError("output: standard output is closed")
+        sys.stdout.write(data)
+        sys.stdout.flush()
+        return
+    if not path:
+        raise InputError(f"{option}: the file name is empty")
+    try:
+        _write_file(data.encode() if isinstance(data, str) else data, os.path.realpath(path))
+    except OSError as error:
+        raise OutputError(f"{option}: {path}: {error.strerror}") from error
+
+
+def _write_file(data: bytes, path: str) -> None:
+    if os.path.exists(path) and not os.path.isfile(path):  # a device or a pipe cannot be replaced
+        with open(path, "wb") as file:
+            file.write(data)
+        return
+    from tempfile import NamedTemporaryFile
+
+    with NamedTemporaryFile(dir=os.path.dirname(path), delete=False) as file:
+        try:
+            file.write(data)
+            file.flush()
+            os.chmod(file.name, os.stat(path).st_mode & 0o777 if os.path.exists(path) else 0o666 & ~_umask())
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+class Stop(SystemExit):
+    """The end of the command line with an exit code of ours."""
+
+
+def _wrapped(line: str) -> list[str]:
+    return wrap(line, WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """Say why and leave, in lines that a terminal gets wrapped; that it cannot be said changes no exit code."""
+    try:
+        if sys.stderr is not None:
+            if sys.stderr.isatty():
+                message = "\n".join(chain.from_iterable(map(_wrapped, message.splitlines())))
+            print(message, file=sys.stderr, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    raise Stop(code)
