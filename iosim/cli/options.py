@@ -1,8 +1,9 @@
-"""Options that commands share: the problem, the schedule; and the objects that they make."""
+"""Options that commands share: problem, dataflow, machine, schedule; and the objects that they make."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -12,6 +13,8 @@ from iosim.errors import InputError
 
 if TYPE_CHECKING:
     from iosim.check.given import Inputs
+    from iosim.dataflows import Dataflow
+    from iosim.hardware import Hardware
     from iosim.problem import Attention
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -128,3 +131,46 @@ def problem_of_inputs(options: dict[str, Any]) -> tuple[Attention, Inputs | None
 def schedule_of(options: dict[str, Any]) -> dict[str, Any]:
     """The fields of the schedule that were given."""
     return {k: options[k] for k in _SCHEDULE if options[k] is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a command that looks into one dataflow on one machine is about."""
+
+    problem: Attention
+    flow: Dataflow
+    machine: Hardware
+    given: Mapping[str, Any]
+    fidelity: str
+
+
+def subject_options(command: F) -> F:
+    """The options that make a Subject: a problem, a dataflow or kernel, a machine, fields of the schedule."""
+    options = (
+        click.option("--dataflow", help="A dataflow by name, or a .py file.  [default: flash2]"),
+        click.option("--kernel", help="A kernel that people run, in place of a dataflow."),
+        click.option("--hw", default="mp31", show_default=True, help="A machine by name, or a .toml file."),
+        schedule_options,
+        click.option(
+            "--fidelity", default="fair", show_default=True, help="fair: one processor a class of block; chip: all."
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return problem_options(command)
+
+
+def subject_of(options: dict[str, Any]) -> Subject:
+    """The Subject of the options of `subject_options`; raises InputError where its parts do not go together."""
+    from iosim.dataflows import load_dataflow
+    from iosim.kernels import load_kernel
+    from iosim.study.run import fields_of, machine_called, require_formats, require_read
+
+    problem, given, machine = problem_of(options), fields_of(schedule_of(options)), machine_called(options["hw"])
+    if options["kernel"] is not None and options["dataflow"] is not None:
+        raise InputError("--dataflow and --kernel: give one of them")
+    kernel = options["kernel"]
+    flow = load_kernel(kernel).dataflow() if kernel is not None else load_dataflow(options["dataflow"] or "flash2")
+    require_read(given, [flow])
+    require_formats(problem, machine, flow)
+    return Subject(problem, flow, machine, given, options["fidelity"])

@@ -254,13 +254,6 @@ def run_row(r: Run) -> dict[str, Any]:
 
 def rows_as_csv(comparison: Comparison) -> str:
     """A header and one line a run."""
-    import csv
-    import io
+    from iosim.report.layout import csv_text
 
-    rows = [run_row(r) for r in comparison.runs]
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    out = io.StringIO()
-    writer = csv.DictWriter(out, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
+    return csv_text([run_row(r) for r in comparison.runs])

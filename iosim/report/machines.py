@@ -5,9 +5,8 @@ from __future__ import annotations
 from textwrap import wrap
 
 from iosim.hardware import DEFAULT, Hardware, load_hardware, profile_names
+from iosim.report.layout import WIDTH
 from iosim.report.words import kib, size
-
-WIDTH = 80
 
 
 def list_text() -> str:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Mapping
-from textwrap import wrap
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 import iosim
+from iosim.report.layout import csv_text, draw, paragraph
 from iosim.report.words import digits
 from iosim.study.precision import BLOCK, D, N, Precision, Row, flat
 
-WIDTH = 80
 SCHEMA = "iosim.precision/1"
 _SHORT = {"fp8_e4m3": "fp8"}
 
@@ -25,9 +21,9 @@ def render(result: Precision) -> str:
     """The table and what its words mean."""
     seeds = f"seed {result.seed}" if result.seeds == 1 else f"seeds {result.seed} to {result.seed + result.seeds - 1}"
     head = f"Error of O against float64: {result.queries:,} queries, N {result.n:,}, d {result.d}, one head, {seeds}"
-    parts = [*_paragraph(head), "", _table(result)]
+    parts = [*paragraph(head), "", _table(result)]
     for text in _notes(result):
-        parts += _paragraph(text)
+        parts += paragraph(text)
     return "\n".join(parts) + "\n"
 
 
@@ -49,10 +45,7 @@ def _table(result: Precision) -> str:
             *(("" if row.paper_rmse is None else _short(row.paper_rmse),) if with_paper else ()),
             *(("" if row.ratio is None else digits(row.ratio),) if with_paper else ()),
         )
-    console = Console(width=WIDTH, color_system=None, highlight=False)
-    with console.capture() as captured:
-        console.print(table)
-    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
+    return draw(table)
 
 
 def _short(x: float) -> str:
@@ -94,10 +87,6 @@ def _notes(result: Precision) -> Iterator[str]:
         yield f"Left out: {'; '.join(result.left_out)}."
 
 
-def _paragraph(text: str) -> list[str]:
-    return wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)
-
-
 def document(result: Precision, request: Mapping[str, Any]) -> dict[str, Any]:
     """The result for JSON; `request` repeats what was asked for."""
     return {
@@ -113,9 +102,4 @@ def document(result: Precision, request: Mapping[str, Any]) -> dict[str, Any]:
 
 def rows_as_csv(result: Precision) -> str:
     """A header and one line a dataflow and format."""
-    rows = [flat(row) for row in result.rows]
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
+    return csv_text([flat(row) for row in result.rows])

@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from iosim.hardware import Hardware
 from iosim.memory.step import StepMemory
 from iosim.problem import Attention
 from iosim.report.document import spread_pct
+from iosim.report.layout import draw, paragraph
 from iosim.report.words import count, digits, duration, kib, percent, ratio, size
 from iosim.study.run import Comparison, Run
 
 if TYPE_CHECKING:
     from iosim.check.given import Inputs
 
-WIDTH = 80
-
 
 def render(comparison: Comparison) -> str:
     """The comparison as text."""
     machines = list({r.hardware.name: r.hardware for r in comparison.runs}.values())
-    parts = [*_paragraph(headline(comparison.problem, comparison.runs[0].dataflow.computes))]
+    parts = [*paragraph(headline(comparison.problem, comparison.runs[0].dataflow.computes))]
     for machine in machines:
-        parts += _paragraph(machine_line(machine))
+        parts += paragraph(machine_line(machine))
     if comparison.inputs is not None:
-        parts += _paragraph(inputs_line(comparison.inputs, comparison.runs[0].dataflow.computes))
+        parts += paragraph(inputs_line(comparison.inputs, comparison.runs[0].dataflow.computes))
     parts.append("")
     if len(machines) == 1:
         parts += [_table(comparison.runs), *_sentences(comparison.runs)]
@@ -39,7 +36,7 @@ def render(comparison: Comparison) -> str:
         for machine in machines:
             runs = [r for r in comparison.runs if r.hardware is machine]
             choices = [f"Schedule of {_name(r)}: {words}." for r in runs if (words := _choices(r))]
-            parts += _paragraph(" ".join([f"{machine.name}: {_time_words(runs)}", *choices]))
+            parts += paragraph(" ".join([f"{machine.name}: {_time_words(runs)}", *choices]))
         parts += _check_words(comparison.runs)
     return "\n".join(parts) + "\n"
 
@@ -98,7 +95,7 @@ def _table(runs: Sequence[Run]) -> str:
         if len(runs) > 1:
             cells.append("" if number is None else ratio(number(runs[0]), number(runs[-1])))
         table.add_row(label, *cells)
-    return _draw(table)
+    return draw(table)
 
 
 Cell = Callable[[Run], str]
@@ -214,39 +211,28 @@ def _machines_table(runs: Sequence[Run]) -> str:
             _time(r),
             "-" if r.peak_share is None else percent(r.peak_share),
         )
-    return _draw(table)
-
-
-def _draw(table: Table) -> str:
-    console = Console(width=WIDTH, color_system=None, highlight=False)
-    with console.capture() as captured:
-        console.print(table)
-    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
+    return draw(table)
 
 
 # ---------------------------------------------------------------- sentences
 
 
-def _paragraph(text: str) -> list[str]:
-    return wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)
-
-
 def _sentences(runs: Sequence[Run]) -> list[str]:
     out: list[str] = []
     if len(runs) > 1:
-        out += _paragraph(_traffic_words(runs[0], runs[-1]))
+        out += paragraph(_traffic_words(runs[0], runs[-1]))
     for r in runs:
         if r.step is not None:
-            out += _paragraph(_step_words(r, r.step))
+            out += paragraph(_step_words(r, r.step))
     if any(r.key_loads for r in runs):
-        out += _paragraph(_loads_words(runs))
-    out += _paragraph(_bounds_words(runs))
-    out += _paragraph(_time_words(runs))
+        out += paragraph(_loads_words(runs))
+    out += paragraph(_bounds_words(runs))
+    out += paragraph(_time_words(runs))
     out += _check_words(runs)
     for r in runs:
         for part in r.parts or (r,):
             why = "; ".join(filter(None, (_choices(part), part.why)))
-            out += _paragraph(f"Schedule of {part.dataflow.name}: {why}.")
+            out += paragraph(f"Schedule of {part.dataflow.name}: {why}.")
     return out
 
 
@@ -370,5 +356,5 @@ def _check_words(runs: Sequence[Run]) -> list[str]:
     checked = {_name(r): r for r in runs if r.check is not None}
     for r in checked.values():
         if r.check is not None:
-            out += _paragraph(f"Check of {_name(r)}: {r.check.detail}")
+            out += paragraph(f"Check of {_name(r)}: {r.check.detail}")
     return out

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
@@ -13,13 +11,14 @@ from typing import Any
 import iosim
 from iosim.errors import InputError
 from iosim.memory.peak import lacks_dq_sum
+from iosim.report import plots
+from iosim.report.layout import WIDTH, csv_text
 from iosim.study.validate import ASSUMED, Validation, metrics
 from iosim.study.validate.goals import AT_LEAST, Verdict
 from iosim.study.validate.rows import Quantity
 from iosim.study.validate.score import Family, Score
 
 SCHEMA = "iosim.validate/1"
-WIDTH = 80
 COLUMNS = 2  # of panels in a plot
 LEGEND = (
     "Errors in percent of what was measured, by kernel, pass and head dimension: mean, median and worst of the "
@@ -201,12 +200,7 @@ def score_row(s: Score) -> dict[str, Any]:
 
 def as_csv(v: Validation) -> str:
     """A header and one line a measured number."""
-    out = io.StringIO()
-    rows = [score_row(s) for s in v.scores]
-    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
+    return csv_text([score_row(s) for s in v.scores])
 
 
 # ---------------------------------------------------------------- plot
@@ -217,8 +211,6 @@ def plot(v: Validation) -> bytes:
 
     Families with a 0 are left out.
     """
-    from matplotlib.figure import Figure
-
     drawn = [f for f in v.families if all(s.measured > 0 and (s.predicted or 0) > 0 for s in f.scores)]
     if not drawn:
         raise InputError("--plot: no row is modelled, so there is nothing to draw")
@@ -226,7 +218,7 @@ def plot(v: Validation) -> bytes:
     for family in drawn:
         panels.setdefault((family.quantity, family.kind), []).append(family)
     lines = -(-len(panels) // COLUMNS)
-    figure = Figure(figsize=(9 * COLUMNS, 5.5 * lines), layout="constrained")
+    figure = plots.figure(9 * COLUMNS, 5.5 * lines)
     for position, ((quantity, kind), families) in enumerate(panels.items(), start=1):
         unit = f" ({quantity.unit})" if quantity.unit else ""
         axes = figure.add_subplot(lines, COLUMNS, position, xscale="log", yscale="log")
@@ -238,9 +230,7 @@ def plot(v: Validation) -> bytes:
         ends = axes.get_xlim()
         axes.plot(ends, ends, color="0.6", linewidth=1, zorder=0)
         axes.legend(fontsize=6, loc="center left", bbox_to_anchor=(1.01, 0.5))
-    out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=100, metadata={"Software": None})
-    return out.getvalue()
+    return plots.image(figure, dpi=100)
 
 
 def _colour(number: int, of: int) -> tuple[float, ...]:

@@ -209,7 +209,7 @@ def compare(
         kinds = ", ".join(f"{f.name} ({f.computes})" for f in flows)
         raise InputError(f"dataflow: {kinds} compute different things and cannot be compared")
     own = _inputs(inputs, problem, flows[0].computes)
-    given = _given(schedule)
+    given = fields_of(schedule)
     training = computes == "training"
     backwards = {f.name: _backward_of(f) for f in flows} if training else {}
     if not isinstance(schedule, Schedule):
@@ -224,7 +224,7 @@ def compare(
     runs = []
     for plan in plans:
         note(f"time of {plan.flow.name} on {plan.machine.name}")
-        runs.append(_one(plan, fidelity, checks.get(plan.checked)))
+        runs.append(evaluate(plan, fidelity, checks.get(plan.checked)))
     if training:
         from iosim.study.training import training_step
 
@@ -310,7 +310,8 @@ def require_formats(problem: Attention, machine: Hardware, flow: Dataflow) -> No
         )
 
 
-def _given(schedule: Schedule | Mapping[str, Any] | None) -> Mapping[str, Any]:
+def fields_of(schedule: Schedule | Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Fields of a schedule by name, a whole one or some of it; raises InputError for a name that it does not have."""
     names = [f.name for f in fields(Schedule)]
     if isinstance(schedule, Schedule):
         return {name: getattr(schedule, name) for name in names}
@@ -360,7 +361,7 @@ def _backward_of(flow: Dataflow) -> Dataflow:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class Plan:
     """What is to be run: a program, and the choices that made it."""
 
     problem: Attention
@@ -378,22 +379,23 @@ class _Plan:
 
 def _plans(
     problem: Attention, machine: Hardware, flow: Dataflow, backward: Dataflow | None, given: Mapping[str, Any]
-) -> tuple[_Plan, ...]:
+) -> tuple[Plan, ...]:
     """A dataflow, and in a training step the one of its gradients, which may want the log-sum-exp."""
     if backward is None:
-        return (_plan(problem, machine, flow, given),)
-    after = _plan(problem, machine, backward, given)
+        return (plan_of(problem, machine, flow, given),)
+    after = plan_of(problem, machine, backward, given)
     lse = problem.lse or any((t.name, t.role) == ("L", "in") for t in after.program.tensors)
-    return _plan(replace(problem, lse=lse), machine, flow, given), after
+    return plan_of(replace(problem, lse=lse), machine, flow, given), after
 
 
-def _plan(problem: Attention, machine: Hardware, flow: Dataflow, given: Mapping[str, Any]) -> _Plan:
+def plan_of(problem: Attention, machine: Hardware, flow: Dataflow, given: Mapping[str, Any]) -> Plan:
+    """The program of a dataflow with `given` fields of the schedule, the others chosen; raises InputError."""
     schedule, why = choose(flow, problem, machine, given)
-    return _Plan(problem, machine, flow, schedule, why, flow(problem, schedule))
+    return Plan(problem, machine, flow, schedule, why, flow(problem, schedule))
 
 
 def _checks(
-    plans: Sequence[_Plan], seed: int, inputs: Inputs | None, note: Note
+    plans: Sequence[Plan], seed: int, inputs: Inputs | None, note: Note
 ) -> dict[tuple[Attention, str, Schedule], Check]:
     from iosim.check import check_all
 
@@ -409,7 +411,8 @@ def _checks(
     return out
 
 
-def _one(plan: _Plan, fidelity: str, check: Check | None) -> Run:
+def evaluate(plan: Plan, fidelity: str = "fair", check: Check | None = None) -> Run:
+    """Bytes, capacity and time of a plan; raises CapacityError."""
     program, schedule, machine = plan.program, plan.schedule, plan.machine
     counted = ledger(program)
     prints = footprints(program, schedule, machine)
