@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from iosim.dataflows import Dataflow
     from iosim.hardware import Hardware
     from iosim.problem import Attention
-    from iosim.study.models import Case
+    from iosim.study.models import ModelCase
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -109,7 +109,7 @@ _FILLED = ("heads", "kv_heads", "d", "d_v")  # by a model's file, or by the opti
 
 def problem_of(options: dict[str, Any]) -> Attention:
     """The problem that the options of `problem_options` make; of a model's layers, which are said on stderr."""
-    if (case := case_of(options)) is not None:
+    if (case := model_of(options)) is not None:
         from iosim.report.model import headline
 
         problem = case.one()
@@ -125,7 +125,7 @@ def problem_of(options: dict[str, Any]) -> Attention:
     return _aligned(Attention(**{k: options[k] for k in _PROBLEM if options[k] is not None}))
 
 
-def case_of(options: dict[str, Any]) -> Case | None:
+def model_of(options: dict[str, Any]) -> ModelCase | None:
     """The model of --config at work, or None without one; raises InputError for options that contradict it."""
     if options["config"] is None:
         for name in ("phase", "layers"):

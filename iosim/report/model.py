@@ -11,7 +11,7 @@ from iosim.report import text
 from iosim.report.layout import csv_text, draw, paragraph, table
 from iosim.report.words import count, duration, ratio, size
 from iosim.study.layers import ModelComparison, Total
-from iosim.study.models import Case, Layers
+from iosim.study.models import Layers, ModelCase
 
 
 def render(found: ModelComparison) -> str:
@@ -31,7 +31,7 @@ def render(found: ModelComparison) -> str:
     return "\n".join([*lines, "", *paragraph(f"{kinds} explains these layers alone.")]) + "\n"
 
 
-def headline(case: Case) -> str:
+def headline(case: ModelCase) -> str:
     """The model, its layers and its phase in one line."""
     model, n = case.model, count(case.n, "token", "tokens")
     parts = [f"{layers.count} {_kind(layers)}" for layers in case.layers]
@@ -105,7 +105,7 @@ def _dram(t: Total) -> int:
     return t.dram_read_bytes + t.dram_write_bytes
 
 
-def _keys(case: Case, capacities: Mapping[str, int]) -> str:
+def _keys(case: ModelCase, capacities: Mapping[str, int]) -> str:
     """The bytes of K and V, and the machines that they are too many for."""
     small = [f"the {size(most)} of {name}" for name, most in capacities.items() if case.kv_bytes > most]
     return f"K and V of all layers: {size(case.kv_bytes)}{', more than ' if small else ''}{' and '.join(small)}."

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from iosim.errors import InputError
-from iosim.study.models import Case, Layers
+from iosim.study.models import Layers, ModelCase
 from iosim.study.run import Comparison, Run, compare
 
 
@@ -41,7 +41,7 @@ class Total:
 class ModelComparison:
     """Runs of one layer of each kind: `parts` are comparisons in the order of `case.layers`, all of the same runs."""
 
-    case: Case
+    case: ModelCase
     parts: tuple[Comparison, ...]
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ class ModelComparison:
         return tuple(_total(self.case.layers, runs) for runs in alike)
 
 
-def compare_model(case: Case, *, note: Callable[[str], None] = lambda _: None, **asked: Any) -> ModelComparison:
+def compare_model(case: ModelCase, *, note: Callable[[str], None] = lambda _: None, **asked: Any) -> ModelComparison:
     """Run every dataflow on every machine for each kind of layer; `asked` are the options of `compare`.
 
     `computes` is what the phase says, or the same.  Raises InputError as `compare` does.

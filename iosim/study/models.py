@@ -87,7 +87,7 @@ class Layers:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ModelCase:
     """A model at work: `n` tokens of `batch` sequences in one phase, as one problem a kind of layer.
 
     `hidden_nothing` sliding layers are among the full ones, as no key is outside their window at this n.
@@ -159,7 +159,7 @@ class Model:
         n_k: int | None = None,
         window: int | None = None,
         **given: Any,
-    ) -> Case:
+    ) -> ModelCase:
         """The problems of its layers.
 
         prefill: `n` queries and keys, causal (of an encoder not); `n_k` more keys than queries have a prefix.  decode:
@@ -189,7 +189,7 @@ class Model:
             kind = "full" if width is None else kind
             before = made[problem].count if problem in made else 0
             made[problem] = Layers(kind, before + count, problem)
-        return Case(self, phase, n, next(iter(made)).batch, tuple(made.values()), hidden_nothing)
+        return ModelCase(self, phase, n, next(iter(made)).batch, tuple(made.values()), hidden_nothing)
 
     def _require(self, phase: str, n: int, n_k: int | None, window: int | None) -> None:
         """Raise InputError for what does not go with the phase or the layers."""

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from iosim.cli.group import command
-from iosim.cli.options import case_of, problem_of_inputs, problem_options, schedule_of, schedule_options
+from iosim.cli.options import model_of, problem_of_inputs, problem_options, schedule_of, schedule_options
 from iosim.cli.output import CheckError, Form, answer_options, progress
 
 
@@ -67,7 +67,7 @@ def run(form: Form, **options: Any) -> None:
              iosim run -n 8192 -d 128 -H 32 --kv-heads 8 --causal --hw h200-sxm
              iosim run --config config.json --n 8192 --phase decode
     """
-    case = None if options["inputs"] is not None else case_of(options)
+    case = None if options["inputs"] is not None else model_of(options)
     subject, inputs = (case, None) if case is not None else problem_of_inputs(options)
     from iosim.kernels import load_kernel
     from iosim.study.layers import compare_model
