@@ -41,6 +41,7 @@ DTYPE = ("torch_dtype", "dtype")
 
 NESTED = ("text_config", "llm_config", "language_config")  # where a model of more than text has its language model's
 PATTERNS = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4}  # every so manyth layer is full, by transformers
+HEAD_DIMS = {"gemma": 256, "gemma2": 256, "gemma3_text": 256, "qwen3": 128}  # of models without head_dim, by the same
 TYPES = {"full_attention": "full", "attention": "full", "sliding_attention": "sliding"}
 ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "albert", "deit", "vit")
 
@@ -243,7 +244,7 @@ def load_model(
         if c.data.get(field) not in (None, False, 0, []) and not (typed and field in TYPED):
             raise c.error(field, f"{words}, which iosim has no program for{_mla_hint(c) if 'MLA' in words else ''}")
     heads = c.needed(HEADS, "heads", heads, MAX_HEADS)
-    d = _head_dim(c, heads, d)
+    d = _head_dim(c, heads, name, d)
     kinds, window = _layers(c, name)
     bidirectional = name in ENCODERS or c.flag("use_bidirectional_attention")
     if bidirectional and "sliding" in kinds:
@@ -329,7 +330,9 @@ class _Config:
 
     def missing(self, names: tuple[str, ...], more: str = "") -> InputError:
         """That none of the spellings of a field is there."""
-        hint = next((hint for name in names if (hint := nearest(name, map(str, self.data)))), "")
+        known = {*HEADS, *KV_HEADS, *HEAD_DIM, *HIDDEN, *LAYERS}
+        there = [str(name) for name, value in self.data.items() if value is not None and name not in known]
+        hint = next((hint for name in names if (hint := nearest(name, there))), "").replace("did you mean", "is it")
         return self.error(names[0], f"missing (or {', '.join(names[1:])}){hint}{more}")
 
     def flag(self, name: str, default: bool = False) -> bool:
@@ -402,21 +405,22 @@ def _show(value: object) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
-def _head_dim(c: _Config, heads: int, given: int | None) -> int:
-    """The head dimension: the file's, or its hidden size by its heads."""
-    if c.find(HEAD_DIM) is not None:
+def _head_dim(c: _Config, heads: int, name: str, given: int | None) -> int:
+    """The head dimension: the file's, the `given` one, what models of this name have, or hidden size by heads."""
+    if c.find(HEAD_DIM) is not None or (given is not None and name not in HEAD_DIMS):
         return c.needed(HEAD_DIM, "d", given, MAX_D)
+    if name in HEAD_DIMS:
+        if given not in (None, HEAD_DIMS[name]):
+            raise InputError(f"d: {given} was given, and {c.origin} has model_type {name}, which is {HEAD_DIMS[name]}")
+        return HEAD_DIMS[name]
     hidden = c.whole(HIDDEN, MAX_D * MAX_HEADS)
     if hidden is None:
-        return c.needed((*HEAD_DIM, *HIDDEN[:2]), "d", given, MAX_D)
-    name, _ = c.find(HIDDEN) or ("", None)
+        raise c.missing((*HEAD_DIM, *HIDDEN[:2]), "; --d gives it")
+    field, _ = c.find(HIDDEN) or ("", None)
     if hidden % heads:
-        raise c.error(name, f"{hidden} is not a multiple of the {heads} heads, and there is no head_dim")
+        raise c.error(field, f"{hidden} is not a multiple of the {heads} heads, and there is no head_dim")
     if hidden // heads > MAX_D:
-        raise c.error(name, f"{hidden} by {heads} heads is {hidden // heads}; a head dimension is at most {MAX_D}")
-    if given not in (None, hidden // heads):
-        raise InputError(f"d: {given} was given, and {c.origin} has {c.path}{name} {hidden} by {heads} heads, "
-                         f"which is {hidden // heads}")  # fmt: skip
+        raise c.error(field, f"{hidden} by {heads} heads is {hidden // heads}; a head dimension is at most {MAX_D}")
     return hidden // heads
 
 

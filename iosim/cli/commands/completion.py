@@ -9,7 +9,7 @@ from iosim.cli.group import command
 from iosim.cli.output import output_option, require_writable, write
 
 INSTALL = {
-    "bash": 'To install it, add to ~/.bashrc:  eval "$(iosim completion bash)"     (bash 4.4 or later)',
+    "bash": 'To install it, add to ~/.bashrc (bash 4.4 or later):  eval "$(iosim completion bash)"',
     "zsh": 'To install it, add to ~/.zshrc, below compinit:  eval "$(iosim completion zsh)"',
     "fish": "To install it:  iosim completion fish -o ~/.config/fish/completions/iosim.fish",
 }
@@ -26,7 +26,7 @@ def completion(shell: str, output: str | None) -> None:
 
     \b
     Example: iosim completion bash
-             eval "$(iosim completion bash)"     (in bash, now; in ~/.bashrc, always)
+             eval "$(iosim completion bash)"     (now; in ~/.bashrc for always)
     """
     from click.shell_completion import ShellComplete, get_completion_class
 
