@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import click
-from click.shell_completion import CompletionItem
 
 from iosim.errors import IosimError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 COMPLETE = "_IOSIM_COMPLETE"
 
@@ -124,6 +127,8 @@ class Text(click.types.StringParamType):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Names that begin so; files where a parameter takes them and no name does."""
+        from click.shell_completion import CompletionItem
+
         del ctx
         found: list[CompletionItem] = []
         with suppress(IosimError, OSError):  # such as a profile that another package has damaged

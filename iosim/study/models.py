@@ -232,8 +232,9 @@ def load_model(
 ) -> Model:
     """The model of a config.json, of a directory that has one, or of the same as a dict.
 
-    The others are for a file that does not say them (some leave to transformers what is its default); one that
-    contradicts the file is refused, but for `dtype`.  Raises InputError with the file and the field.
+    The others are for a file that does not say them (some leave to transformers what is its default; `d` also stands
+    above hidden size by heads); one that contradicts the file is refused, but for `dtype`.
+    Raises InputError with the file and the field.
     """
     c = _config(source)
     name = c.text("model_type")

@@ -35,13 +35,18 @@ def completed(line: str, shell: str = "bash") -> tuple[int, list[str], str]:
         ("iosim run --hw h100", ["h100-sxm"]),
         ("iosim run --n many --dataflow flash2 --dataflow split", ["split-kv"]),
         ("iosim run --dtype nothing-like-it", []),
-        ("iosim rnu --hw ", []),
     ],
 )
 def test_bash(line: str, names: list[str]) -> None:
     code, found, errors = completed(line)
     assert (code, errors) == (0, "")
     assert found == [f"plain,{name}" for name in names]
+
+
+def test_a_line_with_mistakes_is_completed_without_a_word_about_them() -> None:
+    code, found, errors = completed("iosim rnu --hw ")
+    assert (code, errors) == (0, "")
+    assert "plain,run" in found
 
 
 def test_files_are_the_shells_own_business() -> None:
