@@ -64,7 +64,7 @@ def _answer(found: ModelComparison) -> str:
     timed = sorted((t for t in found.totals if t.seconds is not None), key=lambda t: t.picoseconds or 0)
     every = f"Attention in all {found.case.count} layers" if found.case.count > 1 else "Attention in its only layer"
     if not timed:
-        return f"{every}: no time, as {found.runs[0].no_time}."
+        return f"{every}: no time, as the profile lacks numbers that it needs."
     best = timed[0].seconds or 1.0
     fidelity = next(r.timeline.fidelity for r in found.runs if r.timeline is not None)
     several = len({t.hardware for t in timed}) > 1

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from click.testing import CliRunner
 
+from iosim.cli.group import command
+from iosim.cli.options import subject_of, subject_options
 from tests.conftest import Iosim
 from tests.model_configs import written
 
@@ -144,3 +147,20 @@ def test_options_of_a_model_without_one(iosim: Iosim, option: str) -> None:
 def test_a_model_needs_n(iosim: Iosim, tmp_path: Path) -> None:
     answer = iosim("run", "--config", written(tmp_path, "gpt2"))
     assert (answer.code, answer.err) == (2, "iosim run: Missing option '--n'.\n")
+
+
+def test_a_command_of_one_dataflow_is_told_which_pass_of_training(tmp_path: Path) -> None:
+    @command()
+    @subject_options
+    def probe(**options: object) -> None:
+        subject = subject_of(options)
+        print(subject.flow.name, subject.problem.lse, subject.problem.heads)
+
+    args = ["--config", written(tmp_path, "gpt2"), "-n", "64", "--phase", "training"]
+    refused = CliRunner().invoke(probe, args)
+    assert str(refused.exception) == (
+        "--phase: training has two passes, and this takes one: give --dataflow flash2 or flash-backward"
+    )
+    answer = CliRunner().invoke(probe, [*args, "--dataflow", "flash-backward"])
+    assert answer.stdout == "flash-backward True 12\n"
+    assert "12 full-attention layers; training on 64 tokens" in answer.stderr
