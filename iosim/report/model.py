@@ -14,19 +14,22 @@ from iosim.study.layers import ModelComparison, Total
 from iosim.study.models import Layers, ModelCase
 
 
-def render(found: ModelComparison) -> str:
-    """All layers, then one layer of each kind: of a single kind with all that is said of a run."""
+def render(found: ModelComparison, **shown: Any) -> str:
+    """All layers, then one layer of each kind: of a single kind with all that is said of a run.
+
+    `shown` are options of a run's report, as in the two functions below.
+    """
     case, machines = found.case, {r.hardware.name: r.hardware for r in found.runs}
     lines = [*paragraph(headline(case)), *paragraph(_answer(found)), "", _totals(found).rstrip("\n"), ""]
     if case.phase != "training":
         lines += paragraph(_keys(case, {name: m.hbm.capacity_bytes for name, m in machines.items()}))
         lines.append("")
     if len(case.layers) == 1:
-        return "\n".join([*lines, f"{_one(case.layers[0])}:", text.render(found.parts[0])])
+        return "\n".join([*lines, f"{_one(case.layers[0])}:", text.render(found.parts[0], **shown)])
     for machine in machines.values():
         lines += paragraph(text.machine_line(machine))
     for layers, part in zip(case.layers, found.parts, strict=True):
-        lines += ["", f"{_one(layers)}:", text.render(part, explained=False).rstrip("\n")]
+        lines += ["", f"{_one(layers)}:", text.render(part, explained=False, **shown).rstrip("\n")]
     kinds = " or ".join(f"--layers {layers.kind}" for layers in case.layers)
     return "\n".join([*lines, "", *paragraph(f"{kinds} explains these layers alone.")]) + "\n"
 
@@ -114,13 +117,11 @@ def _keys(case: ModelCase, capacities: Mapping[str, int]) -> str:
 # ---------------------------------------------------------------- JSON and CSV
 
 
-def document(found: ModelComparison, request: Mapping[str, Any]) -> dict[str, Any]:
+def document(found: ModelComparison, request: Mapping[str, Any], **shown: Any) -> dict[str, Any]:
     """As of a comparison, of the first kind of layer; `runs` has those of all kinds, and `model` the sums."""
-    base, case = documents.document(found.parts[0], request), found.case
+    case, parts = found.case, [documents.document(part, request, **shown) for part in found.parts]
     runs = [
-        run | {"layers": layers.kind}
-        for layers, part in zip(case.layers, found.parts, strict=True)
-        for run in documents.document(part, request)["runs"]
+        run | {"layers": layers.kind} for layers, part in zip(case.layers, parts, strict=True) for run in part["runs"]
     ]
     model = {
         "file": case.model.origin,
@@ -134,7 +135,7 @@ def document(found: ModelComparison, request: Mapping[str, Any]) -> dict[str, An
         "not_modelled": list(case.model.beside),
         "totals": [_total(t) for t in found.totals],
     }
-    return base | {"model": model, "runs": runs}
+    return parts[0] | {"model": model, "runs": runs}
 
 
 def _total(t: Total) -> dict[str, Any]:
@@ -145,11 +146,11 @@ def _total(t: Total) -> dict[str, Any]:
     }
 
 
-def rows_as_csv(found: ModelComparison) -> str:
+def rows_as_csv(found: ModelComparison, **shown: Any) -> str:
     """A header and one line a run, which is that of one layer: `layers` says of which kind, `count` how many it has."""
     return csv_text(
         [
-            documents.run_row(r) | {"layers": layers.kind, "count": layers.count}
+            documents.run_row(r, **shown) | {"layers": layers.kind, "count": layers.count}
             for layers, part in zip(found.case.layers, found.parts, strict=True)
             for r in part.runs
         ]
