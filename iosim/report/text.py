@@ -20,10 +20,13 @@ if TYPE_CHECKING:
     from iosim.check.given import Inputs
 
 
-def render(comparison: Comparison) -> str:
-    """The comparison as text."""
+def render(comparison: Comparison, *, explained: bool = True) -> str:
+    """The comparison as text; the problem and the table alone where it is not to be `explained`."""
     machines = list({r.hardware.name: r.hardware for r in comparison.runs}.values())
     parts = [*paragraph(headline(comparison.problem, comparison.runs[0].dataflow.computes))]
+    if not explained:
+        drawn = _table(comparison.runs) if len(machines) == 1 else _machines_table(comparison.runs)
+        return "\n".join([*parts, "", drawn])
     for machine in machines:
         parts += paragraph(machine_line(machine))
     if comparison.inputs is not None:
@@ -50,7 +53,8 @@ def headline(a: Attention, computes: str = "forward") -> str:
     width = "" if computes == "softmax" else width
     mask = "" if not a.causal else ", causal" if a.n_q == a.n_k else f", causal ({a.causal_align})"
     mask += "" if a.window is None else f", window {a.window:,}"
-    mask += " (later keys are seen too; --causal hides them)" if a.window is not None and not a.causal else ""
+    later = a.window is not None and not a.causal and a.diagonal < a.n_k - 1  # keys after those of the first query
+    mask += " (later keys are seen too; --causal hides them)" if later else ""
     mask += ", fp16 accumulator" if a.accumulator == "fp16" else ""
     mask += ", log-sum-exp written" if a.lse and computes == "forward" else ""
     what = "Softmax of the scores" if computes == "softmax" else f"Attention {computes}"
