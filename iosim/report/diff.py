@@ -15,7 +15,7 @@ from iosim.study.diff import GROUPS, Change, Difference, Scalar, first_words
 
 SCHEMA = "iosim.diff/1"
 SHOWN = 40  # rows of a table for one pair
-NAME, VALUE = 32, 18  # characters
+NAME, VALUE = 30, 20  # characters
 
 
 def render(found: Difference) -> str:

@@ -212,7 +212,7 @@ def _is_of(name: str, machines: set[str]) -> bool:
 def _settings(document: Mapping[str, Any], path: str) -> Values:
     """What the whole document is about: inputs, the version that made it, and totals."""
     values = {name: document[name] for name in SETTINGS if name in document}
-    out: Values = {("inputs", name): value for name, value in _flat(values, path)}
+    out: Values = {("inputs", name): value for name, value in _flat(values, path) if name != "schedule.why"}
     request = document.get("request")
     for name in ("fidelity", "seed"):
         if isinstance(request, dict) and name in request:
@@ -245,7 +245,7 @@ def _group(name: str) -> str:
         return "other"
     if first in ("time", "kernels") or last in ("seconds", "makespan_ps"):
         return "time"
-    if first == "check" or last in ("status", "found", "value"):
+    if first == "check" or last in ("status", "found", "value") or last.endswith(("rmse", "max_abs", "_pct")):
         return "check"
     if first in ("traffic", "memory", "sram"):
         return "bytes"

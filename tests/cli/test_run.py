@@ -65,7 +65,7 @@ def test_json_follows_the_shipped_schema(iosim: Iosim, args: tuple[str, ...]) ->
 
 
 def test_the_interval_in_text_json_and_csv(iosim: Iosim) -> None:
-    args = (*SMALL, "--interval", "--no-check")
+    args = ("run", "-n", "64", "-d", "64", "--dataflow", "flash2", "--interval", "--no-check")
     found = document(iosim, *args)
     jsonschema.validate(found, SCHEMA)
     for run in found["runs"]:

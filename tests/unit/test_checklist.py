@@ -17,8 +17,8 @@ from iosim.report.words import duration
 from iosim.study.checklist import Checklist, Line, checklist
 from iosim.study.run import run
 
-SMALL = Attention(n_q=512, d=64)
-GUIDE = Attention(n_q=1024, d=128)
+SMALL = Attention(n_q=256, d=64)
+GUIDE = Attention(n_q=512, d=128)
 
 
 def check(problem: Attention = SMALL, machine: str = "mp31", dataflow: str = "flash2", **given: Any) -> Checklist:
@@ -77,6 +77,7 @@ def test_the_shipped_tile_passes_where_the_guide_s_fails() -> None:
     assert (sram.status, sram.found) == ("pass", "160 of 192 KiB, 83 %")
 
 
+@pytest.mark.slow
 def test_the_margin_moves_the_threshold() -> None:
     tile = {"block_q": 256, "block_k": 128, "stages": (1,)}
     assert line(check(GUIDE, **tile, margin=0.0), "SRAM").status == "pass"
@@ -96,6 +97,7 @@ def test_a_tile_that_does_not_fit_fails_and_is_no_error() -> None:
     assert "2 fails" in render(found)
 
 
+@pytest.mark.slow
 def test_a_far_too_large_tile_is_led_to_one_that_fits() -> None:
     found = check(Attention(n_q=512, d=256), block_q=512, block_k=512, stages=(2,))
     assert line(found, "registers").status == "fail"
@@ -104,9 +106,14 @@ def test_a_far_too_large_tile_is_led_to_one_that_fits() -> None:
     assert line(fitting, "SRAM").status == "pass"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "problem"),
-    [("tile for d", SMALL), ("intensity", SMALL), ("occupancy", Attention(n_q=1024, d=128, heads=2))],
+    [
+        ("tile for d", SMALL),
+        ("intensity", Attention(n_q=1024, d=128, heads=2)),
+        ("occupancy", Attention(n_q=1024, d=128, heads=2)),
+    ],
 )
 def test_a_remedy_is_what_a_run_of_it_shows(name: str, problem: Attention) -> None:
     """What the line says that a change would take, in SRAM and time, is what running it gives."""
@@ -119,6 +126,7 @@ def test_a_remedy_is_what_a_run_of_it_shows(name: str, problem: Attention) -> No
     assert f"and {duration(again.seconds or 0)}, now " in remedy
 
 
+@pytest.mark.slow
 def test_one_buffer_warns_where_blocks_wait_for_data() -> None:
     found = line(check(Attention(n_q=4096, d=64), stages=(1,), block_q=64, block_k=64), "double buffered")
     assert (found.status, found.value, found.threshold) == ("warn", 1, 2)
@@ -162,17 +170,17 @@ def test_padding_by_hand() -> None:
     assert found.remedy.startswith("block_q 48 would take ")
 
 
-def test_intensity_by_hand(default: Checklist) -> None:
+def test_intensity_by_hand() -> None:
     """4 N^2 d FLOPs; DRAM: Q, K, V and O once; the L2 is asked for Q and O once, K and V for each of N/64 tiles."""
-    n, d = SMALL.n_q, SMALL.d
-    own = run(SMALL, check=False).schedule
-    tiles = n // own.block_q
+    n, d = 512, 64
+    found = check(Attention(n_q=n, d=d), block_q=64)
+    tiles = n // 64
     flops, row = 4 * n * n * d, 2 * n * d
     of_l2 = flops / (2 * row + 2 * row * tiles)
-    found = line(default, "intensity")
-    assert found.found == f"DRAM {flops / (4 * row):.0f}, L2 {of_l2:.1f} FLOP/B"
-    assert (found.status, found.value) == ("warn", pytest.approx(of_l2))
-    assert found.threshold == pytest.approx(460e12 / 4000e9, rel=1e-6)
+    own = line(found, "intensity")
+    assert own.found == f"DRAM {flops / (4 * row):.0f}, L2 {of_l2:.1f} FLOP/B"
+    assert (own.status, own.value) == ("warn", pytest.approx(of_l2))
+    assert own.threshold == pytest.approx(460e12 / 4000e9, rel=1e-6)
 
 
 def test_decoding_is_bound_by_memory_whatever_the_tile() -> None:
@@ -209,6 +217,7 @@ def test_a_kernel_is_checked_with_its_own_order() -> None:
     assert line(found, "registers").value == 255
 
 
+@pytest.mark.slow
 def test_one_buffer_passes_where_no_block_waits() -> None:
     """Moore Threads' kernel at d = 256: one K and one V stage, whose loads its order hides; 184 of 192 KiB."""
     flow = load_kernel("mp31").dataflow()
