@@ -30,6 +30,7 @@ Status: TypeAlias = Literal["pass", "warn", "fail", "skip"]
 WORSE = 0.05  # of the time of a neighbouring tile: more than this is worth a change
 STARVED = 0.05  # of a block's time that the compute units wait for data: less than this needs no second buffer
 TAIL = 0.20  # of the time without a block to run
+BUFFERS = 2  # of each tile that a loop loads
 GROUPS = 2  # warp groups on a processor, so that one's softmax runs under another's products
 GUIDE = {64: (512, 256), 128: (256, 128), 256: (128, 64)}  # the guide's tile table: d to block_q, block_k
 
@@ -297,7 +298,7 @@ def _buffers(case: _Case) -> Line:
     if not slots:
         return Line("double buffered", "skip", "no loop loads tiles", "")
     least = min(slots.values())
-    lone = [name for name, number in slots.items() if number < GROUPS]
+    lone = [name for name, number in slots.items() if number < BUFFERS]
     waits = _share(case.run, "data")
     if waits is not None:
         waits /= max(1e-9, 1 - (_share(case.run, "tail") or 0.0))
@@ -313,7 +314,9 @@ def _buffers(case: _Case) -> Line:
             deeper += [{"stages": (2,), "block_k": s.block_k // n} for n in (2, 4) if s.block_k // n >= 16]
             deeper += [{"stages": (2,), "block_q": s.block_q // 2}] if s.block_q >= 32 else []
         remedy = case.remedy([t for d in deeper if (t := case.attempt(**d))], "two buffers fit with no tile near this")
-    return Line("double buffered", "pass" if good else "warn", found, "2 buffers", least, 2, "buffers", remedy)
+    return Line(
+        "double buffered", "pass" if good else "warn", found, f"{BUFFERS} buffers", least, BUFFERS, "buffers", remedy
+    )
 
 
 def _copies(case: _Case) -> Line:
@@ -388,10 +391,10 @@ def _working(trial: _Trial) -> int:
 
 def _tail(case: _Case) -> Line:
     idle = _share(case.run, "tail")
-    if idle is None or case.run is None:
+    if idle is None or case.run is None or case.run.timeline is None:
         return Line("tail of the grid", "skip", _no_time(case), "")
-    kernel = max(case.plan.program.kernels, key=lambda k: k.blocks * case.prints[k.name].registers)
-    slots = case.prints[kernel.name].resident * (case.machine.processors or 1)
+    kernel = max(case.run.timeline.kernels, key=lambda k: k.makespan_ps)
+    slots = kernel.resident * (case.machine.processors or 1)
     found = f"{count(kernel.blocks, 'block', 'blocks')} on {slots} places, {digits(kernel.blocks / slots)} waves"
     found += f"; {percent(idle)} of the time idle"
     good = idle <= TAIL
@@ -534,6 +537,8 @@ def guide_notes(plan: Plan) -> Iterator[str]:
     if GUIDE.get(a.d) != (s.block_q, s.block_k) or dtype(a.dtype).bytes != 2 or plan.flow.name != "flash2":
         return
     one, two = (_items(plan, stages) for stages in (1, 2))
+    if not {"q", "k", "v"} <= one.keys():
+        return
     data, staged = sum(one.get(name, 0) for name in "qkv"), one.get("p", 0)
     buffered = data + one.get("k", 0) + one.get("v", 0)
     yield (f"The guide's table has this tile for d = {a.d} (its Bc is block_q, its Br block_k) at about 128 KB for Q, "
