@@ -409,6 +409,13 @@ class Model:
         return any(n.op == "matmul" and on_matrix_unit(n) for n in nodes)
 
     @cached_property
+    def product_flops(self) -> tuple[int, int]:
+        """FLOPs of the matrix unit, each product of the kernel once: of the tiles, and in whole instructions."""
+        nodes = (n for part in self.parts for n in _nodes(part) if isinstance(n, Compute))
+        products = [n for n in nodes if n.op == "matmul" and on_matrix_unit(n)]
+        return sum(n.work["matrix"] for n in products), sum(map(self._padded_flops, products))
+
+    @cached_property
     def surplus(self) -> int:
         """Warp groups that hold the same rows, because a matrix instruction is higher than a group's share."""
         nodes = [n for part in self.parts for n in _nodes(part) if isinstance(n, Compute)]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import iosim
 from iosim.dataflows import Dataflow
 from iosim.hardware import Hardware
+from iosim.report.interval import interval_columns, interval_fields
 from iosim.schedule import Schedule
 from iosim.study.run import Comparison, Run
 
@@ -107,6 +108,7 @@ def _run(r: Run) -> dict[str, Any]:
             for name, u in r.timeline.units.items()
         },
         "check": _check(r),
+        **({} if r.interval is None else {"interval": interval_fields(r.interval)}),
     } | ({"parts": [_run(part) | {"pass": part.dataflow.computes} for part in r.parts]} if r.parts else {})
 
 
@@ -255,6 +257,7 @@ def run_row(r: Run) -> dict[str, Any]:
         "flops_convention": r.dataflow.flops(r.problem),
         "flops_executed": r.ledger.executed_flops,
         "check": "skipped" if r.check is None else r.check.status,
+        **({} if r.interval is None else interval_columns(r.interval)),
         **{f"schedule_{name}": value for name, value in schedule_fields(r).items()},
     }
 

@@ -12,6 +12,7 @@ from iosim.hardware import Hardware
 from iosim.memory.step import StepMemory
 from iosim.problem import Attention
 from iosim.report.document import spread_pct
+from iosim.report.interval import interval_lines
 from iosim.report.layout import draw, paragraph
 from iosim.report.words import count, digits, duration, kib, percent, ratio, size
 from iosim.study.run import Comparison, Run
@@ -40,7 +41,7 @@ def render(comparison: Comparison, *, explained: bool = True) -> str:
             runs = [r for r in comparison.runs if r.hardware is machine]
             choices = [f"Schedule of {_name(r)}: {words}." for r in runs if (words := _choices(r))]
             parts += paragraph(" ".join([f"{machine.name}: {_time_words(runs)}", *choices]))
-        parts += _check_words(comparison.runs)
+        parts += [*interval_lines(comparison.runs), *_check_words(comparison.runs)]
     return "\n".join(parts) + "\n"
 
 
@@ -232,7 +233,7 @@ def _sentences(runs: Sequence[Run]) -> list[str]:
         out += paragraph(_loads_words(runs))
     out += paragraph(_bounds_words(runs))
     out += paragraph(_time_words(runs))
-    out += _check_words(runs)
+    out += [*interval_lines(runs), *_check_words(runs)]
     for r in runs:
         for part in r.parts or (r,):
             why = "; ".join(filter(None, (_choices(part), part.why)))

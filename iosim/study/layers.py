@@ -55,6 +55,10 @@ class ModelComparison:
         """The runs of all kinds of layer, of one layer each."""
         return tuple(r for part in self.parts for r in part.runs)
 
+    def each(self, change: Callable[[Run], Run]) -> ModelComparison:
+        """The same with every run changed."""
+        return replace(self, parts=tuple(part.each(change) for part in self.parts))
+
     @property
     def totals(self) -> tuple[Total, ...]:
         """The sums over all layers, in the order of the runs of a part."""

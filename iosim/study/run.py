@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from iosim.check.given import Inputs
     from iosim.interpreters.timeline import Timeline
     from iosim.memory.step import StepMemory
+    from iosim.study.interval import Interval
 
 DATAFLOWS = ("standard", "flash2")
 PASSES = ("forward", "backward", "training")
@@ -43,7 +44,8 @@ class Run:
 
     `timeline` is None where the profile lacks a number that time needs, and `no_time` says which.  `check` is None
     where no check was asked for.  A training step has the runs of its two passes as `parts`, of which it is the sum,
-    and `step` says what is alive when most is; `schedule` is then that of the forward pass.
+    and `step` says what is alive when most is; `schedule` is then that of the forward pass.  `interval` is what
+    `with_intervals` adds.
     """
 
     dataflow: Dataflow
@@ -60,6 +62,7 @@ class Run:
     check: Check | None
     parts: tuple[Run, ...] = ()
     step: StepMemory | None = None
+    interval: Interval | None = None
 
     def __repr__(self) -> str:
         time = "no time" if self.seconds is None else f"{self.seconds:.3g} s"
@@ -162,6 +165,10 @@ class Comparison:
 
     def __repr__(self) -> str:
         return f"Comparison({', '.join(map(repr, self.runs))})"
+
+    def each(self, change: Callable[[Run], Run]) -> Comparison:
+        """The same with every run changed."""
+        return replace(self, runs=tuple(map(change, self.runs)))
 
     def to_frame(self) -> pd.DataFrame:
         """One row a run: bytes, capacity, time and check."""

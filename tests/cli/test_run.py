@@ -64,6 +64,22 @@ def test_json_follows_the_shipped_schema(iosim: Iosim, args: tuple[str, ...]) ->
             assert unit["busy_ps"] + sum(unit["stalls_ps"].values()) == span
 
 
+def test_the_interval_in_text_json_and_csv(iosim: Iosim) -> None:
+    args = ("run", "-n", "64", "-d", "64", "--dataflow", "flash2", "--interval", "--no-check")
+    found = document(iosim, *args)
+    jsonschema.validate(found, SCHEMA)
+    for run in found["runs"]:
+        low, high = run["interval"]["low_seconds"], run["interval"]["high_seconds"]
+        assert low < run["time"]["seconds"] == run["interval"]["expected_seconds"] < high
+    text = " ".join(iosim(*args).out.split())
+    for run in found["runs"]:
+        assert f"Range of {run['dataflow']}: " in text
+        assert f"most of it from {run['interval']['dominant'][0]} (" in text
+    rows = list(csv.DictReader(io.StringIO(iosim(*args, "--csv").out)))
+    assert [float(r["seconds_high"]) for r in rows] == [r["interval"]["high_seconds"] for r in found["runs"]]
+    assert "interval" not in document(iosim, *SMALL, "--no-check")["runs"][0]
+
+
 def test_the_schema_refuses_a_document_without_its_parts(iosim: Iosim) -> None:
     found = document(iosim, *SMALL, "--no-check")
     del found["runs"][0]["traffic"]["dram_read_bytes"]

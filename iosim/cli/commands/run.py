@@ -33,6 +33,7 @@ from iosim.cli.output import CheckError, Form, answer_options, progress
 @click.option(
     "--fidelity", default="fair", show_default=True, help="fair: a processor a class of block; chip: all of them."
 )
+@click.option("--interval", is_flag=True, help="How far time may be off by the ranges that the profile gives.")
 @click.option("--check/--no-check", default=True, show_default=True, help="Check the numbers against float64.")
 @click.option(
     "--seed",
@@ -90,6 +91,10 @@ def run(form: Form, **options: Any) -> None:
             inputs=inputs,
             note=note,
         )
+        if options["interval"]:
+            from iosim.study.interval import with_intervals
+
+            comparison = with_intervals(comparison, note)
     from iosim.report import document, model, text
 
     render: Any = text.render if case is None else model.render
