@@ -333,6 +333,7 @@ class _Energy(_Table):
     hbm_pj_per_byte: _ZeroOrAmount
     l2_pj_per_byte: _ZeroOrAmount
     sram_pj_per_byte: _ZeroOrAmount
+    tmem_pj_per_byte: _ZeroOrAmount | None = None
     registers_pj_per_byte: _ZeroOrAmount
     matrix_fp16_pj_per_flop: _ZeroOrAmount
     matrix_fp8_pj_per_flop: _ZeroOrAmount
@@ -496,6 +497,7 @@ class Energy:
     hbm_pj_per_byte: float | None
     l2_pj_per_byte: float | None
     sram_pj_per_byte: float | None
+    tmem_pj_per_byte: float | None
     registers_pj_per_byte: float | None
     matrix_fp16_pj_per_flop: float | None
     matrix_fp8_pj_per_flop: float | None
@@ -938,7 +940,7 @@ def _convert(profile: _Profile, content: str) -> Hardware:
         boost_hz=_scaled(processor.boost_clock_mhz, _MEGA),
         matrix_hz=_scaled(processor.matrix_clock_mhz, _MEGA),
         launch_ps=ceil(cast("Fraction", _exact(profile.launch.kernel_us)) * _MEGA),
-        energy=Energy(**{name: getattr(profile.energy, name).value for name in _Energy.model_fields}),
+        energy=Energy(**{name: getattr(getattr(profile.energy, name), "value", None) for name in _Energy.model_fields}),
         sources=tuple(profile.sources.items()),
         _profile=profile,
         _content=content,

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from iosim.check.given import Inputs
     from iosim.interpreters.timeline import Timeline
     from iosim.memory.step import StepMemory
+    from iosim.study.energy import EnergyUse
 
 DATAFLOWS = ("standard", "flash2")
 PASSES = ("forward", "backward", "training")
@@ -111,6 +112,13 @@ class Run:
         if rate is None or self.tflops is None or self.hardware.processors is None:
             return None
         return self.tflops * 1e12 / (rate * self.hardware.processors)
+
+    @cached_property
+    def energy(self) -> EnergyUse:
+        """Estimated joules; raises InputError where the profile lacks a figure that this takes."""
+        from iosim.study.energy import energy
+
+        return energy(self)
 
     @cached_property
     def traffic(self) -> pd.DataFrame:
@@ -417,8 +425,8 @@ def evaluate(plan: Plan, fidelity: str = "fair", check: Check | None = None) -> 
     counted = ledger(program)
     prints = footprints(program, schedule, machine)
     resident = {name: f.resident * (machine.processors or 1) for name, f in prints.items()}
-    clusters = {name: max(schedule.of(name).multicast.values(), default=1) for name in prints}
-    device = behind_caches(program, counted, machine, resident, schedule.descending, clusters)
+    multicast = {name: schedule.of(name).multicast for name in prints}
+    device = behind_caches(program, counted, machine, resident, schedule.descending, multicast)
     timed, no_time = _time(machine, schedule, program, device, fidelity)
     return Run(
         plan.flow, plan.problem, machine, schedule, plan.why, program, counted, device, prints, timed, no_time, check

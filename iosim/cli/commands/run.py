@@ -32,6 +32,7 @@ from iosim.cli.output import CheckError, Form, answer_options, progress
 @click.option(
     "--fidelity", default="fair", show_default=True, help="fair: a processor a class of block; chip: all of them."
 )
+@click.option("--energy", is_flag=True, help="Estimate joules by level and unit, with their range.")
 @click.option("--check/--no-check", default=True, show_default=True, help="Check the numbers against float64.")
 @click.option(
     "--seed",
@@ -88,7 +89,12 @@ def run(form: Form, **options: Any) -> None:
     from iosim.report.document import document, rows_as_csv
     from iosim.report.text import render
 
-    form.give(partial(render, comparison), partial(document, comparison, options), partial(rows_as_csv, comparison))
+    joules = options["energy"]
+    form.give(
+        partial(render, comparison, energy=joules),
+        partial(document, comparison, options, energy=joules),
+        partial(rows_as_csv, comparison, energy=joules),
+    )
     for r in comparison.runs:
         if r.check is not None and r.check.status == "failed":
             raise CheckError(f"check of {r.dataflow.name} failed: {r.check.detail}")

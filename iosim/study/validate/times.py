@@ -165,8 +165,8 @@ def _call(name: str, a: Attention, machine: Hardware, tile: tuple[tuple[str, Any
     program = flow(a, schedule)
     prints = footprints(program, schedule, machine)
     resident = {kernel: f.resident * (machine.processors or 1) for kernel, f in prints.items()}
-    clusters = {name: max(schedule.of(name).multicast.values(), default=1) for name in prints}
-    traffic = behind_caches(program, ledger(program), machine, resident, schedule.descending, clusters)
+    multicast = {name: schedule.of(name).multicast for name in prints}
+    traffic = behind_caches(program, ledger(program), machine, resident, schedule.descending, multicast)
     return Modelled(program, schedule, machine, traffic, kernel.file.code_bytes, bool(kernel.file.kernels))
 
 
