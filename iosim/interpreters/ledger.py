@@ -150,8 +150,8 @@ def ledger(program: Program) -> Ledger:
     work: dict[str, dict[str, int]] = {}
     for kernel in program.kernels:
         units = work.setdefault(kernel.name, {})
-        for node, times in executions(kernel):
-            for unit, amount in node.work.items():
+        for compute, times in executions(kernel):
+            for unit, amount in compute.work.items():
                 units[unit] = units.get(unit, 0) + amount * times
         for node, loops in walk(kernel.body):
             if not isinstance(node, Compute):

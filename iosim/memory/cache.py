@@ -120,9 +120,10 @@ def dram_flows(
     """What each flow of `ledger` moves to and from DRAM behind a cache of `cache_bytes` (None: there is none).
 
     `resident` gives, by kernel, how many blocks the machine runs at one time; they start in launch order, the last grid
-    axis fastest.  `cache_bytes` is all `partitions` together.  `multicast` says, by kernel and tile, for how many blocks
-    of a cluster a load is made once; these blocks are in one partition.  The loops named in `descending` run from their last iteration to the first,
-    as FlashAttention-2 walks the keys; with a causal mask that decides how much is read again.
+    axis fastest.  `cache_bytes` is all `partitions` together.  `multicast` says, by kernel and tile, for how many
+    blocks of a cluster a load is made once; these blocks are in one partition.  The loops named in `descending` run
+    from their last iteration to the first, as FlashAttention-2 walks the keys; with a causal mask that decides how much
+    is read again.
     `method` asks for one where the budget of work would take the other.
     """
     moved: Sequence[tuple[int, int]] | None

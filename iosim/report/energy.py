@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from iosim.report.layout import draw, paragraph, table
@@ -20,15 +21,13 @@ WORDS = {
 SHORT = {"tmem": "TMEM", "registers": "regs", "matrix": "mma", "vector": "vec", "exp": "exp"}
 
 
-def energy_rows(
-    runs: Sequence[Run],
-) -> Iterable[tuple[str, Callable[[Run], str], Callable[[Run], float] | None]]:
+def energy_rows(runs: Sequence[Run]) -> Iterable[tuple[str, Callable[[Run], str], Callable[[Run], float] | None]]:
     """Label, cell, and the number whose ratio is shown."""
     yield "energy, estimated", lambda r: joules(r.energy.joules), lambda r: r.energy.joules
     yield "  low to high", lambda r: spread(r.energy), None
     for name in PARTS:
         if any(_part(r.energy, name) for r in runs):
-            yield f"  {WORDS[name]}", lambda r, n=name: _cell(r.energy, n), lambda r, n=name: _joules(r.energy, n)
+            yield f"  {WORDS[name]}", partial(_cell, name), partial(_joules_of, name)
 
 
 def energies_table(runs: Sequence[Run], named: Callable[[Run], str]) -> str:
@@ -45,8 +44,8 @@ def energies_table(runs: Sequence[Run], named: Callable[[Run], str]) -> str:
 def energy_words(runs: Sequence[Run], named: Callable[[Run], str]) -> list[str]:
     """What the joules are worth, where most of them go, and whether the power limit binds."""
     out = [
-        "Energy is an estimate: counted bytes and operations times the profile's picojoules of each, most of them right "
-        "within a factor of two; what a chip draws standing still is not in it."
+        "Energy is an estimate: counted bytes and operations times the profile's picojoules of each, most of them "
+        "right within a factor of two; what a chip draws standing still is not in it."
     ]
     several = len({r.hardware.name for r in runs}) > 1
     for r in runs:
@@ -121,6 +120,10 @@ def _joules(e: EnergyUse, name: str) -> float:
     return 0.0 if part is None else part.joules
 
 
-def _cell(e: EnergyUse, name: str) -> str:
-    part = _part(e, name)
+def _joules_of(name: str, r: Run) -> float:
+    return _joules(r.energy, name)
+
+
+def _cell(name: str, r: Run) -> str:
+    part = _part(r.energy, name)
     return "-" if part is None else joules(part.joules)
