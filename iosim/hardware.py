@@ -238,6 +238,7 @@ class _Cache(_Table):
     private_partitions: StrictBool  # does a partition serve only its own share of the processors?
     bandwidth_gb_per_s: _Amount  # all partitions together
     shared_bandwidth_gb_per_s: _AmountKnown | None = None  # of reads that many processors make nearly in step
+    step_bandwidth_gb_per_s: _AmountKnown | None = None  # of reads that all make in step; the same as shared
     write_bandwidth_gb_per_s: _AmountKnown | None = None  # the same as for reads where it is not given
     add_bandwidth_gb_per_s: _AmountKnown | None = None  # of fp32 reductions, payload; the same as for writes
     latency_cycles: _ZeroOrAmount
@@ -406,13 +407,15 @@ class DeviceMemory:
 class Cache:
     """A cache level: bytes and bytes a second of all partitions together.
 
-    Requests for one line that are under way together are merged before the cache, which then gives `shared_bandwidth`.
+    Requests for one line that are under way together are merged before the cache, which then gives `shared_bandwidth`,
+    or `step_bandwidth` where all processors make them in step.
     """
 
     name: str
     capacity_bytes: int | None
     bandwidth: int | None
     shared_bandwidth: int | None
+    step_bandwidth: int | None
     write_bandwidth: int | None
     add_bandwidth: int | None
     latency_ps: int | None
@@ -962,11 +965,13 @@ def _device_memory(hbm: _Hbm, clock: Quantity) -> DeviceMemory:
 def _cache(cache: _Cache, clock: Quantity) -> Cache:
     read = _scaled(cache.bandwidth_gb_per_s, _GIGA)
     write = _optional(cache.write_bandwidth_gb_per_s, read, _GIGA)
+    shared = _optional(cache.shared_bandwidth_gb_per_s, read, _GIGA)
     return Cache(
         name=cache.name,
         capacity_bytes=_scaled(cache.capacity_mib, _MIB),
         bandwidth=read,
-        shared_bandwidth=_optional(cache.shared_bandwidth_gb_per_s, read, _GIGA),
+        shared_bandwidth=shared,
+        step_bandwidth=_optional(cache.step_bandwidth_gb_per_s, shared, _GIGA),
         write_bandwidth=write,
         add_bandwidth=_optional(cache.add_bandwidth_gb_per_s, write, _GIGA),
         latency_ps=_picoseconds(cache.latency_cycles, clock),

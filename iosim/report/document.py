@@ -144,6 +144,7 @@ def _traffic(r: Run) -> dict[str, int | str]:
         "l2_read_bytes": r.device.l2_read_bytes,
         "l2_write_bytes": r.device.l2_write_bytes,
         "l2_add_bytes": r.device.l2_add_bytes,
+        "l2_counter_bytes": r.l2_counter_bytes,
     }
 
 

@@ -16,6 +16,7 @@ from iosim.hardware import DEFAULT, Hardware, load_hardware
 from iosim.index import Expr
 from iosim.interpreters.ledger import Ledger, ledger
 from iosim.memory.cache import DeviceTraffic, behind_caches
+from iosim.memory.counters import l2_counted
 from iosim.memory.onchip import Footprint, footprints
 from iosim.problem import FP8, Attention
 from iosim.program import Program, walk
@@ -112,6 +113,13 @@ class Run:
         if rate is None or self.tflops is None or self.hardware.processors is None:
             return None
         return self.tflops * 1e12 / (rate * self.hardware.processors)
+
+    @property
+    def l2_counter_bytes(self) -> int:
+        """Bytes of the L2 as a GPU's own counter shows them; see iosim.memory.counters."""
+        if self.parts:
+            return sum(part.l2_counter_bytes for part in self.parts)
+        return sum(l2_counted(self.program, self.schedule, self.hardware, self.footprints, self.device).values())
 
     @cached_property
     def energy(self) -> EnergyUse:
