@@ -252,12 +252,20 @@ def _choices(r: Run) -> str:
     """What the dataflow's schedule settles beyond the tile, where it is not what all have."""
     s = r.schedule
     words = {
-        "splits": f"keys in {count(s.splits, 'split', 'splits')}",
+        "splits": _splits(r),
         "softmax": "" if s.softmax == "safe" else f"{s.softmax} softmax",
         "scores": "" if s.scores == "data" else f"S and P in {s.scores}",
         "grid_order": "" if s.grid_order == "natural" else f"blocks {s.grid_order}",
     }
     return ", ".join(text for name, text in words.items() if text and name in r.dataflow.uses)
+
+
+def _splits(r: Run) -> str:
+    """Into how many splits the keys are cut, or the queries of a head that several blocks share."""
+    number = r.schedule.splits
+    if r.dataflow.name.startswith("flash1"):
+        return f"queries of a head in {number} parts" if number > 1 else ""
+    return f"keys in {count(number, 'split', 'splits')}"
 
 
 def _traffic_words(a: Run, b: Run) -> str:

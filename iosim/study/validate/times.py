@@ -126,7 +126,8 @@ def _kernel_of(row: Row, kernel: Kernel, program: Program) -> str:
 
 def modelled(row: Row, machine: Hardware) -> Modelled:
     """The call that a row is about.  Raises NoModelError where no kernel stands for it or takes the shape."""
-    known = conditions()[row.kind].get("kernels", {})
+    condition = conditions()[row.kind]
+    known = condition.get("kernels", {}) | condition.get("on", {}).get(row.machine, {})
     name = known.get(row.implementation, row.implementation)
     if row.direction != "forward":
         name = f"{row.implementation}-{row.direction}"
