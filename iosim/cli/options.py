@@ -79,7 +79,7 @@ def schedule_options(command: F) -> F:
             click.option(
                 "--splits",
                 type=int,
-                help="Runs that split-kv cuts the keys into, flash1 the queries.  [default: split-kv from idle processors]",
+                help="Runs that split-kv cuts the keys into (from idle processors), flash1 the queries.",
             ),
             click.option("--grid-order", help="Launch order of blocks: natural, or longest-first (causal masks)."),
             click.option("--scores", help="S and P of standard in device memory: data (their dtype) or fp32."),

@@ -41,12 +41,9 @@ def flash1(a: Attention, s: Schedule) -> Program:
     O = p.tensor("O", (*heads, a.n_q, a.d_v), a.dtype, "out")
     M = p.tensor("m", (*heads, a.n_q), "fp32", "scratch")
     D = p.tensor("l", (*heads, a.n_q), "fp32", "scratch")
-    parts = {"part": s.splits} if s.splits > 1 else {}
-    run = cdiv(q_tiles, s.splits)  # of query tiles
-    with (
-        p.kernel("attention", b=a.batch, kv=a.kv_heads, g=a.group, **parts) as (b, kv, g, *part),
-        p.loop("j", 0, k_tiles) as j,
-    ):
+    run = cdiv(q_tiles, s.splits)  # of query tiles; no block is left without one
+    grid = {"b": a.batch, "kv": a.kv_heads, "g": a.group} | ({"part": cdiv(q_tiles, run)} if s.splits > 1 else {})
+    with p.kernel("attention", operands_once=False, **grid) as (b, kv, g, *part), p.loop("j", 0, k_tiles) as j:
         h = kv * a.group + g
         k = p.load("k", K[b, kv, rows(j, bk)])
         v = p.load("v", V[b, kv, rows(j, bk)])
@@ -58,7 +55,8 @@ def flash1(a: Attention, s: Schedule) -> Program:
         edges, ends = (lo, left, right, hi), (lo, hi)
         if part:  # tiles are counted from the first one of the run
             edges = lo - part[0] * run, left - part[0] * run, right - part[0] * run, hi - part[0] * run
-            ends = most(0, edges[0]), least(run, edges[3])
+            first = least(run, most(0, edges[0]))
+            ends = first, most(first, least(run, edges[3]))
         with p.loop("i", *ends) as step:
             i = step + part[0] * run if part else step
             q = p.load("q", Q[b, h, rows(i, bq)])
