@@ -88,7 +88,9 @@ def schedule_options(command: F) -> F:
                 help="Buffers of each K and V tile: 1 = no prefetch; K,V: 2,1.",
             ),
             click.option(
-                "--splits", type=int, help="Runs that split-kv cuts the keys into.  [default: from idle processors]"
+                "--splits",
+                type=int,
+                help="Runs that split-kv cuts the keys into (from idle processors), flash1 the queries.",
             ),
             click.option("--grid-order", help="Launch order of blocks: natural, or longest-first (causal masks)."),
             click.option("--scores", help="S and P of standard in device memory: data (their dtype) or fp32."),

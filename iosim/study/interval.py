@@ -187,5 +187,5 @@ def _traffic(run: Run, machine: Hardware, resident: Mapping[str, int]) -> Device
     sizes = [[(c.capacity_bytes, c.partitions) for c in caches] for caches in (last, same)]
     if resident == here and sizes[0] == sizes[1]:
         return run.device
-    clusters = {name: max(run.schedule.of(name).multicast.values(), default=1) for name in resident}
-    return behind_caches(run.program, run.ledger, machine, resident, run.schedule.descending, clusters)
+    multicast = {name: run.schedule.of(name).multicast for name in resident}
+    return behind_caches(run.program, run.ledger, machine, resident, run.schedule.descending, multicast)

@@ -16,6 +16,7 @@ from iosim.hardware import DEFAULT, Hardware, load_hardware
 from iosim.index import Expr
 from iosim.interpreters.ledger import Ledger, ledger
 from iosim.memory.cache import DeviceTraffic, behind_caches
+from iosim.memory.counters import l2_counted
 from iosim.memory.onchip import Footprint, footprints
 from iosim.problem import FP8, Attention
 from iosim.program import Program, walk
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from iosim.check.given import Inputs
     from iosim.interpreters.timeline import Timeline
     from iosim.memory.step import StepMemory
+    from iosim.study.energy import EnergyUse
     from iosim.study.interval import Interval
 
 DATAFLOWS = ("standard", "flash2")
@@ -114,6 +116,20 @@ class Run:
         if rate is None or self.tflops is None or self.hardware.processors is None:
             return None
         return self.tflops * 1e12 / (rate * self.hardware.processors)
+
+    @property
+    def l2_counter_bytes(self) -> int:
+        """Bytes of the L2 as a GPU's own counter shows them; see iosim.memory.counters."""
+        if self.parts:
+            return sum(part.l2_counter_bytes for part in self.parts)
+        return sum(l2_counted(self.program, self.schedule, self.hardware, self.footprints, self.device).values())
+
+    @cached_property
+    def energy(self) -> EnergyUse:
+        """Estimated joules; raises InputError where the profile lacks a figure that this takes."""
+        from iosim.study.energy import energy
+
+        return energy(self)
 
     @cached_property
     def traffic(self) -> pd.DataFrame:
@@ -424,8 +440,8 @@ def evaluate(plan: Plan, fidelity: str = "fair", check: Check | None = None) -> 
     counted = ledger(program)
     prints = footprints(program, schedule, machine)
     resident = {name: f.resident * (machine.processors or 1) for name, f in prints.items()}
-    clusters = {name: max(schedule.of(name).multicast.values(), default=1) for name in prints}
-    device = behind_caches(program, counted, machine, resident, schedule.descending, clusters)
+    multicast = {name: schedule.of(name).multicast for name in prints}
+    device = behind_caches(program, counted, machine, resident, schedule.descending, multicast)
     timed, no_time = _time(machine, schedule, program, device, fidelity)
     return Run(
         plan.flow, plan.problem, machine, schedule, plan.why, program, counted, device, prints, timed, no_time, check

@@ -34,6 +34,7 @@ from iosim.cli.output import CheckError, Form, answer_options, progress
     "--fidelity", default="fair", show_default=True, help="fair: a processor a class of block; chip: all of them."
 )
 @click.option("--interval", is_flag=True, help="How far time may be off by the ranges that the profile gives.")
+@click.option("--energy", is_flag=True, help="Estimate joules by level and unit, with their range.")
 @click.option("--check/--no-check", default=True, show_default=True, help="Check the numbers against float64.")
 @click.option(
     "--seed",
@@ -99,10 +100,11 @@ def run(form: Form, **options: Any) -> None:
 
     render: Any = text.render if case is None else model.render
     report: Any = document if case is None else model
+    joules = options["energy"]
     form.give(
-        partial(render, comparison),
-        partial(report.document, comparison, options),
-        partial(report.rows_as_csv, comparison),
+        partial(render, comparison, energy=joules),
+        partial(report.document, comparison, options, energy=joules),
+        partial(report.rows_as_csv, comparison, energy=joules),
     )
     for r in comparison.runs:
         if r.check is not None and r.check.status == "failed":
