@@ -159,6 +159,19 @@ class Recording:
         return out
 
 
+def merged(spells: Sequence[Spell]) -> list[Spell]:
+    """Spells of one phase and iteration, or of idling for one cause, that follow one another, as one."""
+    out: list[Spell] = []
+    for spell in spells:
+        last = out[-1] if out else None
+        same = last is not None and last.end == spell.start and last.cause == spell.cause
+        if last is not None and same and (last.who == spell.who or (spell.cause and not (spell.who and last.who))):
+            out[-1] = last._replace(end=spell.end)
+        else:
+            out.append(spell)
+    return out
+
+
 def use_of(intervals: Sequence[tuple[int, int]], start: int, end: int, bins: int) -> list[float]:
     """The share of each of so many equal bins from `start` to `end` that the intervals, which are disjoint, cover."""
     width = (end - start) / bins

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,7 +33,7 @@ def recordings(case: Case, kernel: str) -> list[Recording]:
 
 
 @given(cases())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_recorded_spells_add_up_to_busy_time_and_stalls_of_the_timeline(case: Case) -> None:
     """Of `chip`, over all processors; those that get no block stand idle to the end, which is its tail."""
     kernel = case.run("chip").kernels[-1]
@@ -51,7 +52,7 @@ def test_recorded_spells_add_up_to_busy_time_and_stalls_of_the_timeline(case: Ca
 
 
 @given(cases())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_a_fair_recording_has_the_work_of_its_blocks(case: Case) -> None:
     """Each block books what the model's arithmetic says, on which the reported busy time rests."""
     made = case.run("fair", watch=Watch()).recordings
@@ -69,29 +70,29 @@ def test_a_fair_recording_has_the_work_of_its_blocks(case: Case) -> None:
 
 
 @given(cases(), st.sampled_from(BOTH))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_spells_follow_one_another_without_a_gap(case: Case, how: Fidelity) -> None:
     for recording in case.run(how, watch=Watch()).recordings.values():
         assert recording.whole
         for spells in (*recording.units.values(), *recording.groups.values()):
             assert spells[0].start == 0
-            assert all(a.end == b.start for a, b in zip(spells, spells[1:], strict=False))
+            assert all(a.end == b.start for a, b in pairwise(spells))
             assert all(s.end > s.start for s in spells)
             assert max(s.end for s in spells) == recording.end
         for bandwidth in recording.chip.values():
-            assert all(a[1] <= b[0] for a, b in zip(bandwidth, bandwidth[1:], strict=False))
+            assert all(a[1] <= b[0] for a, b in pairwise(bandwidth))
 
 
 @given(cases(), st.sampled_from(BOTH))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_recording_changes_nothing(case: Case, how: Fidelity) -> None:
     watched, plain = case.run(how, watch=Watch()), case.run(how)
     assert watched.kernels == plain.kernels
     assert plain.recordings == {}
 
 
-@given(cases(), st.sampled_from(BOTH), st.integers(0, 6))
-@settings(max_examples=12, deadline=None)
+@given(cases(), st.sampled_from(BOTH), st.integers(1, 6))
+@settings(max_examples=5, deadline=None)
 def test_a_recording_that_stops_early_begins_like_the_whole(case: Case, how: Fidelity, until: int) -> None:
     name = case.program.kernels[-1].name
     short = case.run(how, watch=Watch(name, until=until)).recordings[name]
@@ -105,7 +106,7 @@ def test_a_recording_that_stops_early_begins_like_the_whole(case: Case, how: Fid
 
 
 @given(cases(), st.sampled_from(BOTH))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_sram_in_use_is_never_more_than_the_blocks_have(case: Case, how: Fidelity) -> None:
     """A buffer holds one tile at a time, so that live tiles fit in what the footprint counts."""
     for recording in case.run(how, watch=Watch()).recordings.values():
