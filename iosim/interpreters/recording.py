@@ -55,14 +55,17 @@ class Flight(NamedTuple):
 
 
 class Life(NamedTuple):
-    """Bytes of a tile in SRAM from the issue of what fills them to the last use; `first` is the first use of a load."""
+    """Bytes of a tile in SRAM, from the issue of the load or the phase that fills them to the last use.
+
+    `flight` is the load, `first` its first use.
+    """
 
     block: int
     tile: str
     bytes: int
     start: int
     end: int
-    arrived: int | None
+    flight: Flight | None
     first: Ran | None
 
 
@@ -243,7 +246,7 @@ def _loaded(
         known = users and (whole or n + 1 < len(fills) or not parts - {fill.who.part})
         last = max(u.end for u in users) if known else end
         first = min(users, key=lambda use: use.start, default=None)
-        yield Life(fill.who.block, tile, bytes_, fill.sent, last, fill.arrived, first)
+        yield Life(fill.who.block, tile, bytes_, fill.sent, last, fill, first)
 
 
 def _made(uses: Sequence[Ran], tile: str, bytes_: int, each: bool) -> Iterator[Life]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import iosim
@@ -65,8 +66,8 @@ def tracks(p: Pipeline, recording: Recording) -> list[Track]:
             put("load", f"load {who.phase}", Bar(flight.sent, arrived, "load", who.phase, who.turn, who.block))
     slots = sorted({slot for slot, _, _ in recording.groups})
     for (slot, role, rank), spells in recording.groups.items():
-        number = next((s.who.block for s in spells if s.who is not None), slot)
-        if p.block is None or _block_of(recording, slot) == p.block:
+        number = _block_of(recording, slot)  # None: a place that got no block
+        if number is not None and p.block in (None, number):
             alone = sum(key[:2] == (slot, role) for key in recording.groups) == 1
             name = f"{role or 'group'}" + ("" if alone else f" {rank}")
             name = name if len(slots) == 1 else f"b{number} {name}"
@@ -87,11 +88,13 @@ def tracks(p: Pipeline, recording: Recording) -> list[Track]:
 
 
 def drawn(p: Pipeline, recording: Recording) -> list[Track]:
-    """The tracks that are shown: of many resident blocks the warp groups of the first ones only."""
+    """The tracks that are shown: of many resident blocks the warp groups and loads of the first ones only."""
     out = tracks(p, recording)
     first = tuple(f"b{n} " for n in recording.blocks[:MOST_SLOTS])
     many = len(recording.blocks) > 1 and p.block is None
-    return [t for t in out if t.kind != "group" or not many or t.name.startswith(first)]
+    out = [t for t in out if t.kind != "group" or not many or t.name.startswith(first)]
+    shown = set(recording.blocks[:MOST_SLOTS]) if many else {None, *recording.blocks}
+    return [t if t.kind != "load" else t._replace(bars=[b for b in t.bars if b.block in shown]) for t in out]
 
 
 def _block_of(recording: Recording, slot: int) -> int | None:
@@ -178,11 +181,18 @@ def unit_of_words(p: Pipeline) -> str:
 
 def _resident(p: Pipeline, one: Case, two: Case) -> str:
     """That a block with more buffers has less company, which hides its loads as buffers would."""
-    prints = one.time.footprint, two.time.footprint
+    each = []
+    for case in (one, two):
+        time = case.time
+        rounds = -(-time.blocks // (time.processors * time.resident))
+        each.append(
+            f"{kib(time.footprint.sram_bytes)} of SRAM, {count(time.resident, 'block', 'blocks')} resident on "
+            f"{'an' if p.machine.called[0] in 'MS' else 'a'} {p.machine.called}, "
+            f"{count(rounds, 'round', 'rounds')} for the {time.blocks:,} blocks"
+        )
     return (
-        f"With one stage a block takes {kib(prints[0].sram_bytes)} of SRAM and {one.time.resident} are resident on "
-        f"a {p.machine.called}, with two {kib(prints[1].sram_bytes)} and {two.time.resident}: blocks that "
-        f"share a processor hide each other's loads, as a second buffer does."
+        f"One stage: {each[0]}; two: {each[1]}. Blocks that share a processor hide each other's loads, as a second "
+        "buffer does."
     )
 
 
@@ -407,8 +417,13 @@ def rows_as_csv(p: Pipeline) -> str:
 
 
 DASHES = ("dotted", "solid", "dashed", "dashdot")
-LANE = 0.21  # inches
-CURVE = 1.05
+HIDDEN = (
+    "dram",
+    "l2",
+    "alu",
+)  # units that are no row of their own: DRAM and L2 are curves, the ALU is with the vectors
+ROW = 0.22  # inches
+CURVE = 1.0
 
 
 def plot(p: Pipeline) -> Figure:
@@ -416,45 +431,67 @@ def plot(p: Pipeline) -> Figure:
     from matplotlib.figure import Figure
 
     shown = p.shown
-    lanes = {case.stages: drawn(p, recording) for case, recording in shown}
-    missing = [case for case in p.cases if case.recording is None]
-    heights = [LANE * (len(lanes[case.stages]) + 1) for case, _ in shown] + [CURVE] * 3
-    text = 0.22 * len(missing) + 1.1
-    figure = Figure(figsize=(13, sum(heights) + 0.42 * len(heights) + text), layout="constrained")
-    axes = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
+    rows = [_rows_of(p, recording) for _, recording in shown]
+    heights = [ROW * (1 + sum(row.height for row in some)) for some in rows] + [CURVE] * 3
+    words = [title(p), *(line for text in verdict(p) for line in wrap(text, 205))]
+    figure = Figure(figsize=(13, sum(heights) + 0.33 * len(heights) + 0.17 * len(words) + 0.8), layout="constrained")
+    axes = list(figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0])
     longest = max(w[1] - w[0] for w in (p.window(r) for _, r in shown))
-    for ax, (case, recording) in zip(axes, shown, strict=False):
-        _gantt(ax, p, case, recording, lanes[case.stages], longest)
+    for ax, (case, recording), some in zip(axes, shown, rows, strict=False):
+        _gantt(ax, recording, some, longest)
+        ax.set_title(heading(p, case, recording), fontsize=9, loc="left", pad=3, weight="bold")
     _curves(axes[len(shown) :], p)
     axes[-1].set_xlim(0, longest / 1e6)
-    axes[-1].set_xlabel(f"time from the start of what is shown ({what_of(p)}), us")
-    notes = [f"{case.words} do not fit: {_cut(case.refusal)}" for case in missing]
-    figure.suptitle("\n".join([title(p), *notes]), fontsize=10, x=0.01, ha="left")
+    axes[-1].set_xlabel(f"time from the start of what is shown ({what_of(p)}), us", fontsize=8)
+    figure.suptitle("\n".join(words), fontsize=8, x=0.005, ha="left", linespacing=1.4)
     _key(figure, p)
     return figure
 
 
-def _cut(text: str, most: int = 150) -> str:
-    return text if len(text) <= most else f"{text[:most].rsplit(' ', 1)[0]} ..."
+class Row(NamedTuple):
+    """A row of the picture: a name, and lanes of (track, bars) below one another."""
+
+    name: str
+    height: float
+    lanes: list[tuple[Track, list[Bar]]]
 
 
-def _gantt(ax: Axes, p: Pipeline, case: Case, recording: Recording, lanes: Sequence[Track], longest: int) -> None:
+def _rows_of(p: Pipeline, recording: Recording) -> list[Row]:
+    """Loads that are in flight at one time lie below one another; the ALU shares the row of the vector lanes."""
+    out = []
+    found = drawn(p, recording)
+    alu = next((t for t in found if t.name == "alu"), None)
+    for track in found:
+        if track.name in HIDDEN:
+            continue
+        lanes = [(track, row) for row in _apart(track.bars)] if track.kind == "load" else [(track, track.bars)]
+        if track.name == "vector" and alu is not None:
+            lanes = [(track, track.bars + alu.bars)]
+        out.append(Row(LABELS.get(track.name, track.name), max(1.0, 0.62 * len(lanes)), lanes))
+    return out
+
+
+def _gantt(ax: Axes, recording: Recording, rows: Sequence[Row], longest: int) -> None:
+    """The rows of one recording, from the top down."""
     special = {s.who.phase for s in recording.units["exp"] if s.cause is None and s.who is not None}
     products = {s.who.phase for s in recording.units["matrix"] if s.cause is None and s.who is not None}
-    for n, track in enumerate(lanes):
-        for kind, what in dict.fromkeys((bar.kind, bar.what) for bar in track.bars):
-            bars = [bar for bar in track.bars if (bar.kind, bar.what) == (kind, what)]
-            style = _style(track, kind, what, products, special)
-            rows = _apart(bars) if track.kind == "load" else [(bars, 0.0, 1.0)]
-            for some, low, high in rows:
-                where = (n + 0.08 + 0.84 * low, 0.84 * (high - low))
+    top, ticks = 0.0, []
+    for row in rows:
+        each = row.height / len(row.lanes)
+        ticks.append(top + row.height / 2)
+        for n, (track, bars) in enumerate(row.lanes):
+            where = (top + n * each + 0.07 * each, 0.86 * each)
+            for kind, what in dict.fromkeys((bar.kind, bar.what) for bar in bars):
+                some = [bar for bar in bars if (bar.kind, bar.what) == (kind, what)]
+                style = _style(track, kind, what, products, special)
                 ax.broken_barh([(bar.start / 1e6, (bar.end - bar.start) / 1e6) for bar in some], where, **style)
                 if track.kind != "unit" and kind != "wait":
                     _name(ax, some, where, longest, track.kind)
-    ax.set_ylim(len(lanes), 0)
-    ax.set_yticks([n + 0.5 for n in range(len(lanes))], [LABELS.get(t.name, t.name) for t in lanes], fontsize=7)
+        top += row.height
+    ax.set_ylim(top, 0)
+    ax.set_yticks(ticks, [row.name for row in rows], fontsize=7)
     ax.tick_params(axis="y", length=0)
-    ax.set_title(heading(p, case, recording), fontsize=9, loc="left", pad=3)
+    ax.tick_params(axis="x", labelsize=7)
     ax.grid(axis="x", color="0.85", linewidth=0.5)
     ax.set_axisbelow(True)
     ax.spines[["top", "right", "left"]].set_visible(False)
@@ -474,8 +511,8 @@ def _style(track: Track, kind: str, what: str, products: set[str], special: set[
     return {"facecolor": colour, "edgecolor": "white" if track.kind != "unit" else colour, "linewidth": 0.3}
 
 
-def _apart(bars: Sequence[Bar]) -> list[tuple[list[Bar], float, float]]:
-    """Loads that are in flight at one time, below one another: (bars, from, to) as shares of the row's height."""
+def _apart(bars: Sequence[Bar]) -> list[list[Bar]]:
+    """Bars in as few rows as they need not to overlap in."""
     rows: list[list[Bar]] = []
     for bar in bars:
         row = next((row for row in rows if row[-1].end <= bar.start), None)
@@ -483,13 +520,11 @@ def _apart(bars: Sequence[Bar]) -> list[tuple[list[Bar], float, float]]:
             rows.append([bar])
         else:
             row.append(bar)
-    return [(row, n / len(rows), (n + 1) / len(rows)) for n, row in enumerate(rows)]
+    return rows
 
 
 def _name(ax: Axes, bars: Sequence[Bar], where: tuple[float, float], longest: int, kind: str) -> None:
     """The phase and iteration of each bar that has room for it."""
-    if where[1] < 0.4:
-        return
     for bar in bars:
         number = "" if bar.turn is None else f" {bar.turn}"
         full, short = f"{bar.what}{number}", number.strip() or bar.what
@@ -513,12 +548,13 @@ def _curves(axes: Sequence[Axes], p: Pipeline) -> None:
         style: dict[str, Any] = {
             "color": colours[case.stages], "linestyle": dashes[case.stages], "linewidth": 1.3, "label": case.words
         }  # fmt: skip
-        steps = [*sram(p, recording), (end - start, 0)]
+        steps = sram(p, recording)
+        steps.append((end - start, steps[-1][1]))
         held.step([t / 1e6 for t, _ in steps], [h / 1024 for _, h in steps], where="post", **style)
         edges = [(end - start) * n / BINS / 1e6 for n in range(BINS + 1)]
         for ax, name in ((l2, "l2"), (dram, "dram")):
-            values = use(p, recording).get(name, [0.0] * BINS)
-            ax.stairs([100 * x for x in values], edges, **{k: v for k, v in style.items()})
+            values = [100 * x for x in use(p, recording).get(name, [0.0] * BINS)]
+            ax.step(edges, [*values, values[-1]], where="post", **style)
     held.axhline(p.shown[0][1].sram_capacity / 1024, color=BLACK, linewidth=0.6)
     held.annotate("capacity", (1, p.shown[0][1].sram_capacity / 1024), xycoords=("axes fraction", "data"), fontsize=6,
                   ha="right", va="bottom")  # fmt: skip

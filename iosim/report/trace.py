@@ -53,7 +53,7 @@ class _Writer:
         self.meta("process_sort_index", sort_index=self.pid)
 
     def thread(self, name: str) -> int:
-        self.tid += 1
+        self.tid = max(self.tid, 100 * self.pid) + 1  # not that of the process, which viewers take for its main thread
         self.meta("thread_name", name=name)
         self.meta("thread_sort_index", sort_index=self.tid)
         return self.tid
@@ -209,9 +209,8 @@ def _flows(
     w: _Writer, r: Recording, block: int, loads: Mapping[Flight, int], tracks: Mapping[tuple[Any, ...], int]
 ) -> None:
     """From the end of each load to its first use."""
-    sent = {(f.who.phase, f.sent): f for f in loads if f.direction == "read"}
     for life in r.lives:
-        use, flight = life.first, sent.get((life.tile, life.start))
+        use, flight = life.first, life.flight
         if life.block != block or use is None or flight is None or flight.arrived is None:
             continue
         inside = max(flight.sent, w.start) <= flight.arrived <= w.end and w.start <= use.start < use.end <= w.end
@@ -246,8 +245,8 @@ def apart(flights: Sequence[Flight], end: int) -> Iterator[list[Flight]]:
 
 def summary(trace: Trace, made: Mapping[str, Any], file: str) -> str:
     """What was written, in words."""
-    events = len(made["traceEvents"])
+    events, r = len(made["traceEvents"]), trace.run
     kernels = ", ".join(trace.recordings)
-    lines = paragraph(f"{file}: {events:,} events of {trace.run.dataflow.name} on {trace.run.hardware.name} ({kernels}). "
+    lines = paragraph(f"{file}: {events:,} events of {r.dataflow.name} on {r.hardware.name} ({kernels}). "
                       "Open it at ui.perfetto.dev (it stays on your machine) or in chrome://tracing.")  # fmt: skip
     return "\n".join([*lines, *(line for note in trace.notes() for line in paragraph(f"Note: {note}."))]) + "\n"

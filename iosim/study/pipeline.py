@@ -122,9 +122,9 @@ def pipeline(
     if not any(case.recording for case in cases):
         raise CapacityError(cases[0].refusal)
     turns = next(case.recording.turns for case in cases if case.recording is not None)
-    last = turns if last is None else min(last, turns)
-    if turns and first >= last:
+    if turns and first >= turns:
         raise InputError(f"iterations: {first}..{last}: kernel {name} has {turns} iterations, numbered from 0")
+    last = turns if last is None else min(last, turns)
     names = tuple(k.name for k in plan.program.kernels)
     return Pipeline(problem, flow, machine, name, names, fidelity, first, last, turns, tuple(cases), block, fixed)
 

@@ -19,7 +19,7 @@ def trace(output: str, **options: Any) -> None:
     """Write a run as a trace for Perfetto or chrome://tracing.
 
     One processor of each kernel with its resident blocks: a track a unit and a warp group, loads with arrows to their
-    first use, SRAM in use and bandwidth used as counters.  Long loops are cut after 40 iterations, which the trace says.
+    first use, SRAM in use and bandwidth used as counters.  Loops are cut after 40 iterations, which the trace says.
 
     \b
     Example: iosim trace --n 4096 --d 128 -o run.json
