@@ -593,9 +593,18 @@ class _Fair:
         return summary(kinds, rounds, _finish(floor), floor.ended, processors, logs)
 
     def start(
-        self, shape: Shape, kinds: Kinds, rounds: int, fresh: bool, recorder: Recorder | None = None
+        self,
+        shape: Shape,
+        kinds: Kinds,
+        rounds: int,
+        fresh: bool,
+        recorder: Recorder | None = None,
+        numbers: Iterator[int] | None = None,
     ) -> tuple[Floor, Sequence[Processor], Sequence[Sequence[Mapping[tuple[str, int], Log]]]]:
-        """One processor of each kind with its slots, ready to run; the logs of each slot of each."""
+        """One processor of each kind with its slots, ready to run; the logs of each slot of each.
+
+        Blocks have the `numbers` 0, 1, 2 and so on where others are not given.
+        """
         env = simpy.Environment()
         watched = recorder is not None
         floor = Floor(env, self.model, {}, scripted=False, record=recorder)
@@ -606,7 +615,7 @@ class _Fair:
             depth = later = blocks * max(self.model.totals(shape).busy.get(name, 0) for name in SHARED)
             fresh = False
         buckets = {name: Bucket(depth, 0 if fresh else -depth, [] if watched else None) for name in SHARED}
-        stays, numbers = unroll(shape, len(self.model.parts)), count()
+        stays, numbers = unroll(shape, len(self.model.parts)), count() if numbers is None else numbers
 
         def take() -> Iterator[tuple[int, Stays]]:
             for n in range(rounds):
@@ -644,15 +653,15 @@ class _Fair:
             raise InputError(
                 f"block: {watch.block} is not one of 0 to {blocks - 1}, which kernel {model.kernel.name} has"
             )
-        shapes = [kind.shape for kind in model.classes]
-        shape = (
-            max(shapes, key=model.iterations) if watch.block is None else shapes[model.class_of_blocks()[watch.block]]
-        )
+        shapes, of = [kind.shape for kind in model.classes], model.class_of_blocks().tolist()
+        longest = max(range(len(shapes)), key=lambda n: model.iterations(shapes[n]))
+        block = of.index(longest) if watch.block is None else watch.block
+        shape = shapes[of[block]]
         active = min(self.count, blocks)
         resident = min(model.footprint.resident, -(-blocks // active))
         kinds = ((active, resident),)
         recorder = Recorder(0, model.workers * resident, watch.until)
-        floor, processors, logs = self.start(shape, kinds, 1, True, recorder)
+        floor, processors, logs = self.start(shape, kinds, 1, True, recorder, count(block, active))
         end = _finish(floor)
         if not recorder.enough:
             summary(kinds, 1, end, floor.ended, processors, logs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,8 +34,19 @@ def recordings(case: Case, kernel: str) -> list[Recording]:
 
 
 @given(cases())
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 def test_recorded_spells_add_up_to_busy_time_and_stalls_of_the_timeline(case: Case) -> None:
+    adds_up(case)
+
+
+@pytest.mark.slow
+@given(cases())
+@settings(max_examples=20, deadline=None)
+def test_recorded_spells_add_up_on_more_cases(case: Case) -> None:
+    adds_up(case)
+
+
+def adds_up(case: Case) -> None:
     """Of `chip`, over all processors; those that get no block stand idle to the end, which is its tail."""
     kernel = case.run("chip").kernels[-1]
     made = recordings(case, kernel.name)
@@ -52,7 +64,7 @@ def test_recorded_spells_add_up_to_busy_time_and_stalls_of_the_timeline(case: Ca
 
 
 @given(cases())
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 def test_a_fair_recording_has_the_work_of_its_blocks(case: Case) -> None:
     """Each block books what the model's arithmetic says, on which the reported busy time rests."""
     made = case.run("fair", watch=Watch()).recordings
@@ -70,7 +82,7 @@ def test_a_fair_recording_has_the_work_of_its_blocks(case: Case) -> None:
 
 
 @given(cases(), st.sampled_from(BOTH))
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 def test_spells_follow_one_another_without_a_gap(case: Case, how: Fidelity) -> None:
     for recording in case.run(how, watch=Watch()).recordings.values():
         assert recording.whole
@@ -84,7 +96,7 @@ def test_spells_follow_one_another_without_a_gap(case: Case, how: Fidelity) -> N
 
 
 @given(cases(), st.sampled_from(BOTH))
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 def test_recording_changes_nothing(case: Case, how: Fidelity) -> None:
     watched, plain = case.run(how, watch=Watch()), case.run(how)
     assert watched.kernels == plain.kernels
@@ -92,7 +104,7 @@ def test_recording_changes_nothing(case: Case, how: Fidelity) -> None:
 
 
 @given(cases(), st.sampled_from(BOTH), st.integers(1, 6))
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 def test_a_recording_that_stops_early_begins_like_the_whole(case: Case, how: Fidelity, until: int) -> None:
     name = case.program.kernels[-1].name
     short = case.run(how, watch=Watch(name, until=until)).recordings[name]
@@ -106,7 +118,7 @@ def test_a_recording_that_stops_early_begins_like_the_whole(case: Case, how: Fid
 
 
 @given(cases(), st.sampled_from(BOTH))
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 def test_sram_in_use_is_never_more_than_the_blocks_have(case: Case, how: Fidelity) -> None:
     """A buffer holds one tile at a time, so that live tiles fit in what the footprint counts."""
     for recording in case.run(how, watch=Watch()).recordings.values():

@@ -23,7 +23,7 @@ def trace(output: str, **options: Any) -> None:
 
     \b
     Example: iosim trace --n 4096 --d 128 -o run.json
-             iosim trace -n 8192 -d 128 --dataflow flash3 --hw h200-sxm --iterations 0..8 -o flash3.json
+             iosim trace -n 8192 -d 64 --kernel flash3 --hw h200-sxm -o fa3.json
     """
     require_writable(output)
     subject = subject_of(options)

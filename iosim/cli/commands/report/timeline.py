@@ -29,8 +29,8 @@ def timeline(form: Form, **options: Any) -> None:
 
     \b
     Example: iosim report timeline --n 4096 --d 128
-             iosim report timeline -n 4096 -d 128 --dataflow flash3 --hw h200-sxm -o flash3.png
-             iosim report timeline -n 4096 -d 128 --dataflow standard --program-kernel scores
+             iosim report timeline -n 4096 -d 128 --hw h200-sxm -o flash2.png
+             iosim report timeline -n 1024 -d 64 --dataflow standard
     """
     picture = _picture(form)
     subject = subject_of(options)
