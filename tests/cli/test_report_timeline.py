@@ -110,7 +110,7 @@ def test_pictures_are_the_same_each_time(iosim: Iosim, tmp_path: Path) -> None:
     for kind in ("png", "svg"):
         files_ = [tmp_path / f"{n}.{kind}" for n in range(2)]
         for file in files_:
-            assert iosim(*SMALL, "--iterations", "0..2", "-o", str(file)) == (0, "", "")
+            assert iosim(*SMALL, "--stages", "2", "--iterations", "0..2", "-o", str(file)) == (0, "", "")
         assert files_[0].read_bytes() == files_[1].read_bytes()
     assert (tmp_path / "0.png").read_bytes().startswith(b"\x89PNG")
 

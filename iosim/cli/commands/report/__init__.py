@@ -1,4 +1,4 @@
-"""`iosim report`: reports and pictures."""
+"""`iosim report`: tables and plots."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from iosim.cli.group import Commands
 def report() -> None:
     """Reports and pictures: tables and plots for a design review.
 
-    Example: iosim report timeline --n 4096 --d 128
+    Example: iosim report memory
     """
