@@ -241,3 +241,50 @@ def subject_of(options: dict[str, Any]) -> Subject:
     require_read(given, [flow])
     require_formats(problem, machine, flow)
     return Subject(problem, flow, machine, given, options["fidelity"])
+
+
+def window_options(iterations: str, kernel: str = "the one that takes longest") -> Callable[[F], F]:
+    """The options that say which part of a recorded run is shown; with the defaults of iterations and kernel."""
+
+    def decorate(command: F) -> F:
+        for option in reversed(
+            (
+                click.option(
+                    "--program-kernel",
+                    metavar="NAME",
+                    help=f"Kernel of the program, where it has several.  [default: {kernel}]",
+                ),
+                click.option(
+                    "--iterations",
+                    metavar="A..B",
+                    default=iterations,
+                    show_default=True,
+                    callback=_iterations,
+                    help="Loop iterations from A to before B, or all.",
+                ),
+                click.option("--block", type=int, help="Show this block alone, by its number in launch order."),
+                click.option("--processor", type=int, help="The processor to show (--fidelity chip)."),
+            )
+        ):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def _iterations(_: click.Context, __: click.Parameter, value: str) -> tuple[int, int | None]:
+    """ "0..8" as (0, 8), "all" as (0, None)."""
+    if value == "all":
+        return 0, None
+    first, dots, last = value.partition("..")
+    if not dots or not first.strip().isdecimal() or not last.strip().isdecimal() or int(first) >= int(last):
+        raise InputError(f"--iterations: {value!r} is not A..B with A below B, like 0..8, or all")
+    return int(first), int(last)
+
+
+def window_of(options: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `pipeline` that the options of `window_options` make."""
+    if options["block"] is not None and options["processor"] is not None:
+        raise InputError("--block and --processor: give one of them")
+    names = ("iterations", "block", "processor")
+    return {**{name: options[name] for name in names}, "kernel": options["program_kernel"]}

@@ -23,6 +23,15 @@ UNITS = {
     "vector": YELLOW,
     "issue": GREY,
 }
+STALLS = {  # by cause: colour and hatching
+    "data": (BLUE, "/////"),
+    "buffer": (SKY, "\\\\\\\\\\"),
+    "matrix": (VERMILION, "....."),
+    "vector": (ORANGE, "xxxxx"),
+    "barrier": (PURPLE, "|||||"),
+    "launch": (GREY, "-----"),
+    "tail": (GREY, ""),
+}
 DATAFLOWS = {
     "standard": VERMILION,
     "flash1": GREEN,

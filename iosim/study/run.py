@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from iosim.check import Check
     from iosim.check.given import Inputs
+    from iosim.interpreters.recording import Watch
     from iosim.interpreters.timeline import Timeline
     from iosim.memory.step import StepMemory
     from iosim.study.energy import EnergyUse
@@ -434,25 +435,30 @@ def _checks(
     return out
 
 
-def evaluate(plan: Plan, fidelity: str = "fair", check: Check | None = None) -> Run:
-    """Bytes, capacity and time of a plan; raises CapacityError."""
+def evaluate(plan: Plan, fidelity: str = "fair", check: Check | None = None, watch: Watch | None = None) -> Run:
+    """Bytes, capacity and time of a plan, with recordings of what `watch` asks for; raises CapacityError."""
     program, schedule, machine = plan.program, plan.schedule, plan.machine
     counted = ledger(program)
     prints = footprints(program, schedule, machine)
     resident = {name: f.resident * (machine.processors or 1) for name, f in prints.items()}
     multicast = {name: schedule.of(name).multicast for name in prints}
     device = behind_caches(program, counted, machine, resident, schedule.descending, multicast)
-    timed, no_time = _time(machine, schedule, program, device, fidelity)
+    timed, no_time = _time(machine, schedule, program, device, fidelity, watch)
     return Run(
         plan.flow, plan.problem, machine, schedule, plan.why, program, counted, device, prints, timed, no_time, check
     )
 
 
 def _time(
-    machine: Hardware, schedule: Schedule, program: Program, device: DeviceTraffic, fidelity: str
+    machine: Hardware,
+    schedule: Schedule,
+    program: Program,
+    device: DeviceTraffic,
+    fidelity: str,
+    watch: Watch | None,
 ) -> tuple[Timeline | None, str]:
     if missing := machine.missing_for_time():
         return None, f"the profile does not know {', '.join(missing)}"
     from iosim.interpreters.timeline import Fidelity, timeline
 
-    return timeline(program, schedule, machine, device, fidelity=cast("Fidelity", fidelity)), ""
+    return timeline(program, schedule, machine, device, fidelity=cast("Fidelity", fidelity), watch=watch), ""
