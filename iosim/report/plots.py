@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, which differ for all kinds of colour vision and in lightness, so also in grey.
@@ -53,3 +55,67 @@ def image(drawn: Figure, kind: str = "png", dpi: int = 120) -> bytes:
     with rc_context({"svg.hashsalt": "iosim", "svg.fonttype": "none"}):
         drawn.savefig(out, format=kind, dpi=dpi, metadata={"Date": None} if kind == "svg" else {"Software": None})
     return out.getvalue()
+
+
+# ---------------------------------------------------------------- what axes and lines share
+
+HOVER = "hover: "  # begins the id of a mark that says its value
+
+
+def series(
+    axes: Axes,
+    points: Sequence[tuple[float, float]],
+    label: str,
+    colour: str,
+    style: str = "-",
+    marker: str = "o",
+    *,
+    hollow: bool = False,
+    said: Callable[[Any, Any], str] = "{}, {}".format,
+) -> None:
+    """A line with a mark at each point, which in an SVG says its value."""
+    face = "white" if hollow else colour
+    look: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 5, "markerfacecolor": face}
+    axes.plot(*zip(*points, strict=True), linestyle=style or "none", label=label, zorder=2, **look)
+    for x, y in points:
+        mark(axes, x, y, f"{label}, {said(x, y)}", colour, marker, hollow=hollow)
+
+
+def mark(axes: Axes, x: float, y: float, text: str, colour: str, marker: str = "o", *, hollow: bool = False) -> None:
+    """A point that in an SVG says `text`."""
+    face = "white" if hollow else colour
+    axes.plot([x], [y], marker=marker, markersize=5, color=colour, markerfacecolor=face, zorder=3, gid=HOVER + text)
+
+
+def lengths_axis(axes: Axes, lengths: Sequence[int]) -> None:
+    """A logarithmic axis of N, labelled at powers of 2 or at the lengths themselves."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(list(lengths), [f"{n:,}" for n in lengths], rotation=30 if len(lengths) > 6 else 0)
+    axes.minorticks_off()
+    axes.set_xlabel("N (queries and keys)")
+    axes.grid(visible=True, color="0.85", linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def bytes_axis(axes: Axes, label: str) -> None:
+    """A logarithmic axis of bytes in decimal units."""
+    from matplotlib.ticker import FuncFormatter, NullLocator
+
+    from iosim.report.words import size
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: size(round(y)).replace(".00", "").replace(".0", "")))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_ylabel(f"{label} (bytes, decimal units)")
+
+
+def seconds_axis(axes: Axes, label: str = "time") -> None:
+    """A logarithmic axis of seconds."""
+    from matplotlib.ticker import FuncFormatter, NullLocator
+
+    from iosim.report.words import duration
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: duration(y).replace(".00", "").replace(".0", "")))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_ylabel(label)

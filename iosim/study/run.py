@@ -201,9 +201,8 @@ def compare(
     given_machines = [hardware] if isinstance(hardware, str | Hardware) else list(hardware)
     if not names or not given_machines:
         raise InputError("compare: needs at least one dataflow and one machine")
-    machines = [machine_called(h) for h in given_machines]
+    machines = machines_called(given_machines)
     flows = [_of_pass(load_dataflow(flow) if isinstance(flow, str) else flow, computes) for flow in asked]
-    _require_different("hw", given_machines, [h.name for h in machines])
     _require_different("dataflow", names, [f.name for f in flows])
     if len({f.computes for f in flows}) > 1:
         kinds = ", ".join(f"{f.name} ({f.computes})" for f in flows)
@@ -296,6 +295,13 @@ def machine_called(given: str | Hardware) -> Hardware:
         return given if isinstance(given, Hardware) else load_hardware(given)
     except InputError as error:
         raise InputError(f"hw: {error}") from None
+
+
+def machines_called(given: Sequence[str | Hardware]) -> list[Hardware]:
+    """Machines, or those that are called so, no two of one name."""
+    machines = [machine_called(h) for h in given]
+    _require_different("hw", given, [h.name for h in machines])
+    return machines
 
 
 def require_formats(problem: Attention, machine: Hardware, flow: Dataflow) -> None:
