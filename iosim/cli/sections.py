@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from iosim.cli.output import answer_options, progress, require_writable, write
 from iosim.errors import InputError
 
 if TYPE_CHECKING:
+    from iosim.hardware import Hardware
     from iosim.report.sections import Section
     from iosim.study.run import Note
 
@@ -62,6 +63,35 @@ def machines_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option(
         "--hw", multiple=True, help="A machine by name, or a .toml file; may be repeated.  [default: mp31]"
     )(command)
+
+
+def dataflows_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--dataflow, which may be repeated, given to the command as `dataflow`."""
+    return click.option("--dataflow", multiple=True, help="By name; may be repeated.  [default: all that compute O]")(
+        command
+    )
+
+
+def asked(
+    lengths: tuple[int, ...], shape: Mapping[str, Any], dataflow: tuple[str, ...], hw: tuple[str, ...]
+) -> tuple[list[Hardware], list[str], dict[str, Any]]:
+    """The machines and dataflows of a report (by default mp31, and all that compute O), and what was asked for.
+
+    Raises InputError for unknown ones, and for dataflows that do not compute O.
+    """
+    from iosim.dataflows import load_dataflow
+    from iosim.study.cases import forward_dataflows
+    from iosim.study.run import machines_called
+
+    machines = machines_called(hw or ("mp31",))
+    names = list(dataflow) or forward_dataflows()
+    for name in names:
+        if (computes := load_dataflow(name).computes) != "forward":
+            raise InputError(f"dataflow: {name} computes {computes}; reports compare dataflows that compute O")
+        if names.count(name) > 1:
+            raise InputError(f"dataflow: {name} is given twice")
+    request = {"n": list(lengths), **shape, "hw": [m.name for m in machines]}
+    return machines, names, request | ({"dataflow": list(dataflow)} if dataflow else {})
 
 
 def section_options(command: Callable[..., Any]) -> Callable[..., Any]:

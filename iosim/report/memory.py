@@ -11,7 +11,7 @@ from iosim.problem import MAX_N
 from iosim.report import plots
 from iosim.report.sections import Column, Plot, Section, Table
 from iosim.report.words import count, digits, size
-from iosim.study.memory import ACCOUNTINGS, GUIDE_D, MEASURED, MIB, Memory, Printed, Tensors
+from iosim.study.memory import ACCOUNTINGS, ALGORITHMS, GUIDE_D, MEASURED, MIB, Memory, Printed, Tensors
 
 if TYPE_CHECKING:
     from iosim.report.sections import Canvas
@@ -47,14 +47,16 @@ def section(m: Memory, request: dict[str, Any]) -> Section:
 
 def _answer(m: Memory) -> Iterator[str]:
     n = m.lengths[-1]
-    held = {(c.name, name): m.held[c.name, name, n] for c in ACCOUNTINGS for name in ("standard", "flash")}
-    yield (f"At N = {n:,} a forward pass of standard attention holds {size(held['forward', 'standard'].bytes)} of "
-           f"device memory, FlashAttention {size(held['forward', 'flash'].bytes)} ({_times(m.ratio('forward', n))} less); a "
-           f"training step with scores in fp32 {size(held['training', 'standard'].bytes)} against "
-           f"{size(held['training', 'flash'].bytes)} ({_times(m.ratio('training', n))} less). Standard attention grows "
-           f"with N^2, FlashAttention with N.")  # fmt: skip
+    bytes_of = {(c.name, name): size(m.held[c.name, name, n].bytes) for c in ACCOUNTINGS for name in ALGORITHMS}
+    yield (
+        f"At N = {n:,} a forward pass of standard attention holds {bytes_of['forward', 'standard']} of device "
+        f"memory, FlashAttention {bytes_of['forward', 'flash']} ({_times(m.ratio('forward', n))} less); a training "
+        f"step with scores in fp32 {bytes_of['training', 'standard']} against {bytes_of['training', 'flash']} "
+        f"({_times(m.ratio('training', n))} less). Standard attention grows with N^2, FlashAttention with N."
+    )
+    scores = ", ".join(name for name, _ in m.held["training", "standard", n].scores)
     yield (f"The guide's table counts 16 N^2 bytes for standard attention, which is what a training step with fp32 "
-           f"scores keeps of them ({', '.join(name for name, _ in held['training', 'standard'].scores)}), and 8 N d "
+           f"scores keeps of them ({scores}), and 8 N d "
            f"bytes at d = {GUIDE_D} for FlashAttention, which is Q, K, V and O of a forward pass. Its ratios divide MB "
            f"by MiB: 268x at N = 16,384, where both in bytes give 256x (N / 64).")  # fmt: skip
     yield from (_holds(m, name) for name in (h.name for h in m.machines))

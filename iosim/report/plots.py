@@ -32,12 +32,18 @@ DATAFLOWS = {
     "flash3": PURPLE,
     "split-kv": SKY,
 }
+MARKERS = {"standard": "o", "flash1": "v", "flash2": "^", "flash3": "D", "split-kv": "P"}
 OTHERS = (BLACK, ORANGE, GREY, YELLOW, PURPLE, GREEN)
 
 
 def colour_of(dataflow: str, number: int = 0) -> str:
     """Of a dataflow or kernel; the `number` tells apart those that have none of their own."""
     return DATAFLOWS.get(dataflow, OTHERS[number % len(OTHERS)])
+
+
+def marker_of(dataflow: str, number: int = 0) -> str:
+    """As `colour_of`: the shape of a dataflow's marks."""
+    return MARKERS.get(dataflow, "XhpH"[number % 4])
 
 
 def figure(width: float = 8.0, height: float = 4.5) -> Figure:
@@ -87,12 +93,12 @@ def mark(axes: Axes, x: float, y: float, text: str, colour: str, marker: str = "
     axes.plot([x], [y], marker=marker, markersize=5, color=colour, markerfacecolor=face, zorder=3, gid=HOVER + text)
 
 
-def lengths_axis(axes: Axes, lengths: Sequence[int]) -> None:
-    """A logarithmic axis of N, labelled at powers of 2 or at the lengths themselves."""
+def lengths_axis(axes: Axes, lengths: Sequence[int], label: str = "N (queries and keys)") -> None:
+    """A logarithmic axis of N, or of another size that doubles, labelled at the values themselves."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(list(lengths), [f"{n:,}" for n in lengths], rotation=30 if len(lengths) > 6 else 0)
     axes.minorticks_off()
-    axes.set_xlabel("N (queries and keys)")
+    axes.set_xlabel(label)
     axes.grid(visible=True, color="0.85", linewidth=0.6)
     axes.set_axisbelow(True)
 
@@ -109,6 +115,19 @@ def bytes_axis(axes: Axes, label: str) -> None:
     axes.set_ylabel(f"{label} (bytes, decimal units)")
 
 
+def linear_bytes_axis(axes: Axes, label: str) -> None:
+    """A linear axis of bytes from 0, in decimal units."""
+    from matplotlib.ticker import FuncFormatter
+
+    from iosim.report.words import size
+
+    axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: size(round(y)).replace(".00", "").replace(".0", "")))
+    axes.set_ylabel(f"{label} (bytes, decimal units)")
+    axes.grid(visible=True, axis="y", color="0.85", linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
 def seconds_axis(axes: Axes, label: str = "time") -> None:
     """A logarithmic axis of seconds."""
     from matplotlib.ticker import FuncFormatter, NullLocator
@@ -119,3 +138,13 @@ def seconds_axis(axes: Axes, label: str = "time") -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: duration(y).replace(".00", "").replace(".0", "")))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_ylabel(label)
+
+
+def plain_log_axes(axes: Axes) -> None:
+    """Plain numbers on two logarithmic axes."""
+    from matplotlib.ticker import FuncFormatter, NullLocator
+
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        axis.set_minor_locator(NullLocator())
+    axes.set_axisbelow(True)

@@ -7,7 +7,7 @@ values, in the unit that its column names, and the column says how they are show
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rich.box import SIMPLE_HEAD
@@ -29,7 +29,8 @@ SCHEMA = "iosim.report/1"
 class Column:
     """One column: `key` in JSON and CSV, `head` on paper (a line break is one there), the `unit` of its raw values.
 
-    `counts` says in words what is counted, where the head does not say all.  `show` makes a value readable.
+    `counts` says in words what is counted, where the head does not say all.  `show` makes a value readable.  `words`
+    are written from the left; a terminal has no room for what is `wide`.
     """
 
     key: str
@@ -38,6 +39,7 @@ class Column:
     counts: str = ""
     show: Callable[[Any], str] = str
     words: bool = False
+    wide: bool = False
 
     def shown(self, value: Any) -> str:
         """A value as people read it; "-" where there is none."""
@@ -51,12 +53,16 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of raw values by column key; `name` is that of its CSV file."""
+    """Rows of raw values by column key; `name` is that of its CSV file.
+
+    Where the column called `by` has several values, a terminal shows a table for each.
+    """
 
     name: str
     title: str
     columns: tuple[Column, ...]
     rows: tuple[Mapping[str, Any], ...]
+    by: str = ""
 
     def __post_init__(self) -> None:
         keys = {c.key for c in self.columns}
@@ -66,6 +72,20 @@ class Table:
     def cells(self) -> list[list[str]]:
         """The rows as people read them."""
         return [[c.shown(row[c.key]) for c in self.columns] for row in self.rows]
+
+    def narrow(self) -> dict[str, Table]:
+        """What a terminal shows of it, by the value of the column `by` ("" where there is none, or one)."""
+        columns = tuple(c for c in self.columns if not c.wide and c.key != self.by)
+        values = dict.fromkeys(row.get(self.by) for row in self.rows)
+        return {
+            str(value) if len(values) > 1 else "": replace(
+                self,
+                columns=columns,
+                rows=tuple({c.key: row[c.key] for c in columns} for row in self.rows if row.get(self.by) == value),
+                by="",
+            )
+            for value in values
+        }
 
     @property
     def legend(self) -> str:
@@ -118,8 +138,9 @@ def text(section: Section) -> str:
     for sentence in section.answer:
         parts += paragraph(sentence)
     for table in section.tables:
-        parts += ["", *paragraph(table.title), "", _drawn(table)]
-        parts += paragraph(f"{table.legend}.") if table.legend else []
+        for value, shown in table.narrow().items():
+            parts += ["", *paragraph(f"{table.title}: {value}" if value else table.title), "", _drawn(shown)]
+        parts += paragraph(f"{shown.legend}.") if shown.legend else []
     parts += [""] if section.notes else []
     for note in section.notes:
         parts += paragraph(note)

@@ -420,15 +420,21 @@ def _checks(
 def evaluate(plan: Plan, fidelity: str = "fair", check: Check | None = None) -> Run:
     """Bytes, capacity and time of a plan; raises CapacityError."""
     program, schedule, machine = plan.program, plan.schedule, plan.machine
-    counted = ledger(program)
-    prints = footprints(program, schedule, machine)
-    resident = {name: f.resident * (machine.processors or 1) for name, f in prints.items()}
-    clusters = {name: max(schedule.of(name).multicast.values(), default=1) for name in prints}
-    device = behind_caches(program, counted, machine, resident, schedule.descending, clusters)
+    counted, prints, device = moved(plan)
     timed, no_time = _time(machine, schedule, program, device, fidelity)
     return Run(
         plan.flow, plan.problem, machine, schedule, plan.why, program, counted, device, prints, timed, no_time, check
     )
+
+
+def moved(plan: Plan) -> tuple[Ledger, dict[str, Footprint], DeviceTraffic]:
+    """What a plan moves, what its blocks take on chip by kernel, and what is left behind the caches: all but time."""
+    program, schedule, machine = plan.program, plan.schedule, plan.machine
+    counted = ledger(program)
+    prints = footprints(program, schedule, machine)
+    resident = {name: f.resident * (machine.processors or 1) for name, f in prints.items()}
+    clusters = {name: max(schedule.of(name).multicast.values(), default=1) for name in prints}
+    return counted, prints, behind_caches(program, counted, machine, resident, schedule.descending, clusters)
 
 
 def _time(

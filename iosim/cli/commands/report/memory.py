@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from iosim.cli.group import command
-from iosim.cli.sections import machines_option, section_options, shape_options
+from iosim.cli.sections import asked, machines_option, section_options, shape_options
 
 if TYPE_CHECKING:
     from iosim.report.sections import Section
@@ -31,11 +31,9 @@ def memory(lengths: tuple[int, ...], shape: Mapping[str, Any], hw: tuple[str, ..
     def make(note: Note) -> Section:
         from iosim.report.memory import section
         from iosim.study.memory import memory as study
-        from iosim.study.run import machines_called
 
         note("counting tensors")
-        machines = machines_called(hw or ("mp31",))
-        request = {"n": list(lengths), **shape, "hw": [m.name for m in machines]}
+        machines, _, request = asked(lengths, shape, (), hw)
         return section(study(lengths, shape, machines), request)
 
     return make
