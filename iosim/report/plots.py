@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+HOVER = "hover: "  # begins the id of a mark that says its value
 
 # Okabe and Ito's colours, which differ for all kinds of colour vision and in lightness, so also in grey.
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
@@ -60,12 +63,15 @@ def image(drawn: Figure, kind: str = "png", dpi: int = 120) -> bytes:
     out = io.BytesIO()
     with rc_context({"svg.hashsalt": "iosim", "svg.fonttype": "none"}):
         drawn.savefig(out, format=kind, dpi=dpi, metadata={"Date": None} if kind == "svg" else {"Software": None})
-    return out.getvalue()
+    return _said(out.getvalue()) if kind == "svg" else out.getvalue()
+
+
+def _said(svg: bytes) -> bytes:
+    """Marks whose id says their value get a title that does, which a browser shows under the pointer."""
+    return re.sub(rb'<g id="' + HOVER.encode() + rb'([^"]*)">', rb'<g class="mark"><title>\1</title>', svg)
 
 
 # ---------------------------------------------------------------- what axes and lines share
-
-HOVER = "hover: "  # begins the id of a mark that says its value
 
 
 def series(

@@ -73,6 +73,14 @@ class Table:
         """The rows as people read them."""
         return [[c.shown(row[c.key]) for c in self.columns] for row in self.rows]
 
+    @property
+    def alone(self) -> Table:
+        """Without the column `by` where it has but one value."""
+        if len({row[self.by] for row in self.rows} if self.by else ()) != 1:
+            return self
+        columns = tuple(c for c in self.columns if c.key != self.by)
+        return replace(self, columns=columns, rows=tuple(_only(row, columns) for row in self.rows), by="")
+
     def narrow(self) -> dict[str, Table]:
         """What a terminal shows of it, by the value of the column `by` ("" where there is none, or one)."""
         columns = tuple(c for c in self.columns if not c.wide and c.key != self.by)
@@ -81,7 +89,7 @@ class Table:
             str(value) if len(values) > 1 else "": replace(
                 self,
                 columns=columns,
-                rows=tuple({c.key: row[c.key] for c in columns} for row in self.rows if row.get(self.by) == value),
+                rows=tuple(_only(row, columns) for row in self.rows if row.get(self.by) == value),
                 by="",
             )
             for value in values
@@ -95,6 +103,10 @@ class Table:
             if c.counts:
                 alike.setdefault(c.counts, []).append(c.title)
         return "; ".join(f"{', '.join(names)}: {counts}" for counts, names in alike.items())
+
+
+def _only(row: Mapping[str, Any], columns: Sequence[Column]) -> dict[str, Any]:
+    return {c.key: row[c.key] for c in columns}
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,14 +196,12 @@ def _table_document(table: Table) -> dict[str, Any]:
 
 def table_csv(table: Table) -> str:
     """One table: a header of keys and one line a row."""
-    return csv_text([{c.key: row[c.key] for c in table.columns} for row in table.rows])
+    return csv_text([_only(row, table.columns) for row in table.rows])
 
 
 def csv(section: Section) -> str:
     """All tables in one: the first column says which, and cells that a table does not have are empty."""
-    return csv_text(
-        [{"table": t.name} | {c.key: row[c.key] for c in t.columns} for t in section.tables for row in t.rows]
-    )
+    return csv_text([{"table": t.name} | _only(row, t.columns) for t in section.tables for row in t.rows])
 
 
 def markdown(section: Section, pictures: Mapping[str, str]) -> str:
@@ -200,7 +210,7 @@ def markdown(section: Section, pictures: Mapping[str, str]) -> str:
     lines += [*(_plain(sentence) for sentence in section.answer), ""]
     for plot in section.plots:
         lines += [f"![{_plain(plot.title)}]({pictures[plot.name]})", ""]
-    for table in section.tables:
+    for table in (table.alone for table in section.tables):
         lines += [f"### {_plain(table.title)}", ""]
         lines.append(_line([c.title for c in table.columns]))
         lines.append(_line(["---" if c.words else "---:" for c in table.columns]))
