@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import iosim
-from iosim.report.sections import Plot, Section, document, markdown, plot_image, table_csv
+from iosim.report.sections import Plot, Section, document, markdown, plain, plot_images, table_csv
 
 SCHEMA = "iosim.reports/1"
 INDEX = "report.json"  # names the files of a report, which marks its directory as ours
@@ -45,7 +45,7 @@ def files(
         for plot in section.plots:
             stem = _stem(section.name, plot.name)
             pictures[section.name, plot.name] = f"{stem}.png"
-            out[f"{stem}.png"], out[f"{stem}.svg"] = plot_image(plot, "png"), plot_image(plot, "svg")
+            out[f"{stem}.png"], out[f"{stem}.svg"] = plot_images(plot, ("png", "svg"))
         for table in section.tables:
             out[f"{_stem(section.name, table.name)}.csv"] = table_csv(table).encode()
     out["index.html"] = page(title, sections, out, extras).encode()
@@ -59,7 +59,7 @@ def _stem(section: str, part: str) -> str:
 
 
 def _markdown(title: str, sections: Sequence[Section], pictures: Mapping[tuple[str, str], str]) -> str:
-    parts = [f"# {title}\n"]
+    parts = [f"# {plain(title)}\n"]
     for section in sections:
         parts.append(markdown(section, {p.name: pictures[section.name, p.name] for p in section.plots}))
     return "\n".join([*parts, f"iosim {iosim.__version__}\n"])

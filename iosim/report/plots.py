@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+FEW_DECADES = 300  # the span of an axis, by ratio, below which it is labelled between powers of 10
 HOVER = "hover: "  # begins the id of a mark that says its value
 
 # Okabe and Ito's colours, which differ for all kinds of colour vision and in lightness, so also in grey.
@@ -111,13 +112,9 @@ def lengths_axis(axes: Axes, lengths: Sequence[int], label: str = "N (queries an
 
 def bytes_axis(axes: Axes, label: str) -> None:
     """A logarithmic axis of bytes in decimal units."""
-    from matplotlib.ticker import FuncFormatter, NullLocator
-
     from iosim.report.words import size
 
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: size(round(y)).replace(".00", "").replace(".0", "")))
-    axes.yaxis.set_minor_locator(NullLocator())
+    _log_axis(axes, lambda y: size(round(y)))
     axes.set_ylabel(f"{label} (bytes, decimal units)")
 
 
@@ -128,7 +125,7 @@ def linear_bytes_axis(axes: Axes, label: str) -> None:
     from iosim.report.words import size
 
     axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: size(round(y)).replace(".00", "").replace(".0", "")))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: size(round(y)).replace(".00 ", " ").replace(".0 ", " ")))
     axes.set_ylabel(f"{label} (bytes, decimal units)")
     axes.grid(visible=True, axis="y", color="0.85", linewidth=0.6)
     axes.set_axisbelow(True)
@@ -136,14 +133,21 @@ def linear_bytes_axis(axes: Axes, label: str) -> None:
 
 def seconds_axis(axes: Axes, label: str = "time") -> None:
     """A logarithmic axis of seconds."""
-    from matplotlib.ticker import FuncFormatter, NullLocator
-
     from iosim.report.words import duration
 
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: duration(y).replace(".00", "").replace(".0", "")))
-    axes.yaxis.set_minor_locator(NullLocator())
+    _log_axis(axes, duration)
     axes.set_ylabel(label)
+
+
+def _log_axis(axes: Axes, words: Callable[[float], str]) -> None:
+    """A logarithmic vertical axis in words: at powers of 10, and at 2 and 5 between where these are few."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5) if high < FEW_DECADES * low else (1,)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: words(y).replace(".00 ", " ").replace(".0 ", " ")))
+    axes.yaxis.set_minor_locator(NullLocator())
 
 
 def plain_log_axes(axes: Axes) -> None:

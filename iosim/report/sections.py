@@ -206,24 +206,24 @@ def csv(section: Section) -> str:
 
 def markdown(section: Section, pictures: Mapping[str, str]) -> str:
     """As Markdown; `pictures` are files by the names of plots."""
-    lines = [f"## {section.title}", "", *(f"{_plain(line)}  " for line in section.subject), ""]
-    lines += [*(_plain(sentence) for sentence in section.answer), ""]
+    lines = [f"## {plain(section.title)}", "", *(f"{plain(line)}  " for line in section.subject), ""]
+    lines += [*(plain(sentence) for sentence in section.answer), ""]
     for plot in section.plots:
-        lines += [f"![{_plain(plot.title)}]({pictures[plot.name]})", ""]
+        lines += [f"![{plain(plot.title)}]({pictures[plot.name]})", ""]
     for table in (table.alone for table in section.tables):
-        lines += [f"### {_plain(table.title)}", ""]
+        lines += [f"### {plain(table.title)}", ""]
         lines.append(_line([c.title for c in table.columns]))
         lines.append(_line(["---" if c.words else "---:" for c in table.columns]))
-        lines += [_line([_plain(cell) for cell in cells]) for cells in table.cells()]
-        lines += ["", *([f"{_plain(table.legend)}.", ""] if table.legend else [])]
-    return "\n".join([*lines, *(_plain(note) for note in section.notes), ""])
+        lines += [_line([plain(cell) for cell in cells]) for cells in table.cells()]
+        lines += ["", *([f"{plain(table.legend)}.", ""] if table.legend else [])]
+    return "\n".join([*lines, *(plain(note) for note in section.notes), ""])
 
 
 def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _plain(words: str) -> str:
+def plain(words: str) -> str:
     """Text in which no character means anything to Markdown."""
     return "".join(f"\\{c}" if c in "\\`*_[]<>|#" else " " if c == "\n" else c for c in words)
 
@@ -243,10 +243,14 @@ def picture(section: Section, kind: str) -> bytes:
     return plots.image(figure, kind)
 
 
-def plot_image(plot: Plot, kind: str) -> bytes:
-    """One plot as a PNG or SVG file."""
+def plot_images(plot: Plot, kinds: Sequence[str]) -> list[bytes]:
+    """One plot as files of several kinds, PNG or SVG; it is laid out once."""
     from iosim.report import plots
 
     figure = plots.figure(8.0, plot.height)
     plot.draw(figure)
-    return plots.image(figure, kind)
+    out = []
+    for kind in kinds:
+        out.append(plots.image(figure, kind))
+        figure.set_layout_engine("none")
+    return out
