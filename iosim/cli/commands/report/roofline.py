@@ -40,7 +40,7 @@ def roofline(
 
         machines, dataflows, request = asked(lengths, shape, dataflow, hw)
         if len(lengths) > 1:
-            raise InputError("n: a roofline is of one N")
+            raise InputError("n_q: a roofline is of one N")
         return section(study(Attention(n_q=lengths[0], **shape), machines, dataflows, Runs(note)), request)
 
     return make
