@@ -96,7 +96,7 @@ def _traffic(io: Io) -> Table:
         MACHINE,
         DATAFLOW,
         N,
-        Column("tile", "tile", "rows", "query rows x key rows", words=True, wide=True),
+        Column("tile", "tile", "rows", "query rows x key rows", wide=True),
         Column("asked_bytes", "asked", "B", "all loads and stores of all blocks, as the L2 sees them", size),
         Column("dram_read_bytes", "DRAM\nread", "B", "", size, wide=True),
         Column("dram_write_bytes", "DRAM\nwritten", "B", "", size, wide=True),

@@ -25,6 +25,7 @@ WORDS = {
     "vector": "softmax and other vector work",
     "operands": "operands that come from SRAM",
 }
+LEAST_SHARE = 0.00995  # that is shown as a number
 LOOKS = {  # colours and hatches, which tell causes apart in grey
     "busy": (plots.VERMILION, ""),
     "vector": (plots.ORANGE, "//"),
@@ -55,7 +56,7 @@ def section(t: Trend, request: dict[str, Any]) -> Section:
             *map(machine_line, t.machines),
         ),
         answer=tuple(_answer(t)),
-        tables=(_times(t), _waits(t)) if t.points else (),
+        tables=(*((_times(t), _waits(t)) if t.points else ()), _measured(t)),
         plots=tuple(drawn),
         notes=tuple(_notes(t)),
         machines=t.machines,
@@ -172,8 +173,8 @@ def _waits(t: Trend) -> Table:
         Column("time_s", "time", "s", "", duration),
         Column("launch_s", "launch\ntime", "s", "", duration, wide=True),
         Column("blocks", "blocks", "", "of the smallest grid", lambda n: f"{n:,}"),
-        Column("busy", "busy", "", "shares of the run, of all compute units", percent),
-        *(Column(cause, cause, "", WORDS[cause], percent) for cause in CAUSES),
+        Column("busy", "busy", "", "shares of the run, of all compute units", _share),
+        *(Column(cause, cause, "", WORDS[cause], _share) for cause in CAUSES),
     )
     rows = tuple(
         {
@@ -189,6 +190,39 @@ def _waits(t: Trend) -> Table:
         for (machine, name, n), p in t.points.items()
     )
     return Table("waits", "What the compute units do, and what they wait for", columns, rows, by="machine")
+
+
+MEASURED = (BASE, "flash2", "cudnn")
+
+
+def _measured(t: Trend) -> Table:
+    columns = (
+        Column("batch", "batch"),
+        Column("heads", "heads"),
+        N,
+        *(Column(f"{name}_s", name, "s", "time of a call", duration) for name in MEASURED),
+        *(
+            Column(f"{name}_speed_up", f"{name}\nfaster", "", "standard's time over it", _times_as)
+            for name in MEASURED[1:]
+        ),
+        Column("host_bound", "host's time", "", "calls so short that they show the host's time", words=True),
+    )
+    rows = []
+    for m in t.measured:
+        own = m.seconds
+        row: dict[str, Any] = {"batch": m.problem.batch, "heads": m.problem.heads, "n": m.problem.n_q}
+        row |= {f"{name}_s": own.get(name) for name in MEASURED}
+        row |= {f"{name}_speed_up": own[BASE] / own[name] if name in own else None for name in MEASURED[1:]}
+        rows.append(row | {"host_bound": ", ".join(m.host_bound)})
+    d = t.measured[0].problem.d if t.measured else 0
+    return Table(
+        "measured", f"Measured: PyTorch 2.11 on one H200, forward, fp16, d = {d}, no mask", columns, tuple(rows)
+    )
+
+
+def _share(value: float) -> str:
+    """Whole percents, and what is less than one."""
+    return percent(value) if value == 0 or value >= LEAST_SHARE else "<1 %"
 
 
 def _blocks(p: Point) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import as_file, files
 from typing import Any
 
 from iosim.hardware import Hardware
@@ -30,6 +31,7 @@ CAUSES: Mapping[str, tuple[str, ...]] = {
     "vector": ("vector",),
     "operands": ("matrix",),
 }
+MEASURED_D = 128
 # Moore Threads' guide on the gain over N, in its words; it asks to measure it on the target.
 GUIDE = {512: "little", 2048: "clear", 4096: "strong", 16384: "most"}
 
@@ -55,9 +57,21 @@ class Point:
         return max(self.waits, key=lambda cause: self.waits[cause])
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Times of one shape on an H200 in seconds, by implementation; `host_bound` are those that show the host's time."""
+
+    problem: Attention
+    seconds: Mapping[str, float]
+    host_bound: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class Trend:
-    """Points by (machine, dataflow, N).  `unknown` says of machines why they have no time."""
+    """Points by (machine, dataflow, N).  `unknown` says of machines why they have no time.
+
+    `measured` are calls at the same head dimension, or at d = 128 where there are none.
+    """
 
     shape: Mapping[str, Any]
     lengths: tuple[int, ...]
@@ -65,6 +79,7 @@ class Trend:
     points: Mapping[tuple[str, str, int], Point]
     unknown: Mapping[str, str]
     left_out: tuple[str, ...]
+    measured: tuple[Measured, ...] = ()
 
     @property
     def problem(self) -> Attention:
@@ -114,7 +129,28 @@ def trend(
         {(c.machine.name, c.dataflow, c.problem.n_q): p for c, run in found.items() if (p := point(run)) is not None},
         {c.machine.name: run.no_time for c, run in found.items() if run.timeline is None},
         tuple(runs.left_out),
+        tuple(measured(shape["d"]) or measured(MEASURED_D)),
     )
+
+
+def measured(d: int) -> list[Measured]:
+    """Forward calls of standard attention and others on an H200, fp16, no mask, by heads and N."""
+    from iosim.study.validate.readers import read
+    from iosim.study.validate.score import host_floors
+
+    with as_file(files("iosim").joinpath("data", "h200_attention.csv")) as path:
+        rows = [r for r in read(path) if r.direction == "forward" and r.problem is not None and not r.problem.causal]
+    times: dict[Attention, dict[str, float]] = {}
+    for r in rows:
+        if r.problem is not None and r.problem.d == d and "time" in r.measured:
+            times.setdefault(r.problem, {})[r.implementation] = r.measured["time"]
+    floors = host_floors()
+    found = [
+        Measured(a, own, tuple(name for name, seconds in own.items() if seconds < floors.get(name, 0)))
+        for a, own in times.items()
+        if BASE in own and len(own) > 1
+    ]
+    return sorted(found, key=lambda m: (m.problem.batch * m.problem.heads, m.problem.n_q))
 
 
 def point(run: Run) -> Point | None:

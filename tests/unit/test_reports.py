@@ -16,7 +16,7 @@ from iosim.report.sections import picture, text
 from iosim.study.cases import Case, Runs, cases, forward_dataflows
 from iosim.study.io import Io, io, tensor_flows
 from iosim.study.roofline import Roofline, roofline
-from iosim.study.trend import CAUSES, PAYS, Point, Trend, trend
+from iosim.study.trend import CAUSES, PAYS, Point, Trend, measured, trend
 
 MP31 = load_hardware("mp31")
 SHAPE = {"d": 64, "heads": 2}
@@ -151,6 +151,17 @@ def test_speed_up_and_where_it_pays() -> None:
     assert t.points["m", "x", 1].largest == "idle"
 
 
+def test_measured_speed_ups_on_an_h200() -> None:
+    """By hand from the file: 16 heads of N = 16,384 and d = 128 take 12.88547 ms and, by flash2, 6.39504 ms: 2.01x."""
+    rows = measured(128)
+    long = next(m for m in rows if (m.problem.heads, m.problem.n_q) == (16, 16384))
+    assert long.seconds["standard"] / long.seconds["flash2"] == pytest.approx(2.015, abs=1e-3)
+    assert long.host_bound == ()
+    short = next(m for m in rows if (m.problem.heads, m.problem.n_q) == (1, 512))
+    assert set(short.host_bound) == {"standard", "flash2", "cudnn"}
+    assert measured(80) == []
+
+
 # ---------------------------------------------------------------- rooflines
 
 
@@ -205,5 +216,6 @@ def test_a_machine_without_times_says_so_and_has_its_traffic() -> None:
     found = trend((256,), SHAPE, [mp31], ["standard", "flash2"], Runs())
     s = trend_report.section(found, {})
     assert s.answer == ("mp31: no time, as the profile does not know sram.bandwidth_bytes_per_clock.",)
-    assert (s.tables, s.plots) == ((), ())
+    assert [table.name for table in s.tables] == ["measured"]
+    assert s.plots == ()
     assert roofline_report.section(roofline(Attention(n_q=256, **SHAPE), [mp31], ["flash2"], Runs()), {}).tables  # type: ignore[arg-type]
