@@ -204,6 +204,13 @@ def test_sections_fit_a_terminal_and_lead_with_the_answer(moved: Io, times: Tren
         assert shown.index(s.answer[0][:30]) < shown.index(s.tables[0].title[:20])
 
 
+def test_all_dataflows_have_room_on_a_terminal() -> None:
+    s = trend_report.section(trend((64,), SHAPE, [MP31], forward_dataflows(), Runs()), {})
+    assert [table.name for table in s.tables] == ["times", "speed-ups", "waits", "measured"]
+    assert "…" not in text(s)
+    assert max(map(len, text(s).splitlines())) <= 80
+
+
 @pytest.mark.slow
 def test_plots_draw(moved: Io, times: Trend, roofs: Roofline) -> None:
     for s in (io_report.section(moved, {}), trend_report.section(times, {}), roofline_report.section(roofs, {})):
