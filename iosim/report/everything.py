@@ -31,14 +31,17 @@ def sections(
 ) -> list[Section]:
     """Memory, traffic, time and rooflines of problems of `shape` (fields of Attention but n_q).
 
-    Memory is shown for one head and the guide's lengths, so that it can be held against the guide's table; traffic at
-    the lengths where it matters; the roofline at N = 4096, or at the longest.
+    Memory is shown for one head and the guide's lengths, so that it can be held against the guide's table (and, as
+    there, in fp16 where the data is fp8, for which no gradients are written); traffic at the lengths where it matters;
+    the roofline at N = 4096, or at the longest.
     """
     runs = Runs(note)
     runs.get(cases(lengths, shape, machines, dataflows))
     some = [n for n in lengths if TRAFFIC[0] <= n <= TRAFFIC[1]] or list(lengths)
     longest = ROOFLINE if ROOFLINE in lengths else max(lengths)
     one_head = {name: value for name, value in shape.items() if name in ("d", "dtype", "causal")}
+    if Attention(n_q=1, **one_head).is_fp8:
+        one_head["dtype"] = "fp16"
     guided = [p.n for p in guide()]
     own = dict(request)
     note("memory")

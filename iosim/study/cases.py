@@ -86,7 +86,7 @@ def made(case: Case) -> Run | str:
     """The run of a case without a numeric check, or why it cannot be."""
     flow = load_dataflow(case.dataflow)
     if refusal := flow.refusal(case.problem):
-        return refusal
+        return refusal.partition(": ")[2].partition(";")[0]
     require_formats(case.problem, case.machine, flow)
     try:
         return evaluate(plan_of(case.problem, case.machine, flow, {}))

@@ -60,6 +60,10 @@ def test_a_run_is_made_once_and_what_cannot_be_is_left_out_with_its_reason() -> 
     assert made.left_out == ["flash3: mp22 has no asynchronous copies, on which its order rests"]
     with pytest.raises(InputError, match="mp22 has no asynchronous copies"):
         made.get([impossible])
+    narrow = Case(Attention(n_q=256, d=64, dtype="fp8"), "flash1", load_hardware("h200-sxm"))
+    with pytest.raises(InputError):
+        made.get([narrow])
+    assert made.left_out[1:] == ["flash1 is not written for fp8"]
 
 
 @pytest.mark.slow
