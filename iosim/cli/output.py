@@ -149,14 +149,15 @@ def _write_file(data: bytes, path: str) -> None:
         try:
             file.write(data)
             file.flush()
-            os.chmod(file.name, os.stat(path).st_mode & 0o777 if os.path.exists(path) else 0o666 & ~_umask())
+            os.chmod(file.name, os.stat(path).st_mode & 0o777 if os.path.exists(path) else 0o666 & ~umask())
             os.replace(file.name, path)
         except BaseException:
             os.unlink(file.name)
             raise
 
 
-def _umask() -> int:
+def umask() -> int:
+    """The bits that new files do not get."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

@@ -225,9 +225,8 @@ def compare(
     given_machines = [hardware] if isinstance(hardware, str | Hardware) else list(hardware)
     if not names or not given_machines:
         raise InputError("compare: needs at least one dataflow and one machine")
-    machines = [machine_called(h) for h in given_machines]
+    machines = machines_called(given_machines)
     flows = [_of_pass(load_dataflow(flow) if isinstance(flow, str) else flow, computes) for flow in asked]
-    _require_different("hw", given_machines, [h.name for h in machines])
     _require_different("dataflow", names, [f.name for f in flows])
     if len({f.computes for f in flows}) > 1:
         kinds = ", ".join(f"{f.name} ({f.computes})" for f in flows)
@@ -320,6 +319,13 @@ def machine_called(given: str | Hardware) -> Hardware:
         return given if isinstance(given, Hardware) else load_hardware(given)
     except InputError as error:
         raise InputError(f"hw: {error}") from None
+
+
+def machines_called(given: Sequence[str | Hardware]) -> list[Hardware]:
+    """Machines, or those that are called so, no two of one name."""
+    machines = [machine_called(h) for h in given]
+    _require_different("hw", given, [h.name for h in machines])
+    return machines
 
 
 def require_formats(problem: Attention, machine: Hardware, flow: Dataflow) -> None:
@@ -438,15 +444,21 @@ def _checks(
 def evaluate(plan: Plan, fidelity: str = "fair", check: Check | None = None, watch: Watch | None = None) -> Run:
     """Bytes, capacity and time of a plan, with recordings of what `watch` asks for; raises CapacityError."""
     program, schedule, machine = plan.program, plan.schedule, plan.machine
-    counted = ledger(program)
-    prints = footprints(program, schedule, machine)
-    resident = {name: f.resident * (machine.processors or 1) for name, f in prints.items()}
-    multicast = {name: schedule.of(name).multicast for name in prints}
-    device = behind_caches(program, counted, machine, resident, schedule.descending, multicast)
+    counted, prints, device = moved(plan)
     timed, no_time = _time(machine, schedule, program, device, fidelity, watch)
     return Run(
         plan.flow, plan.problem, machine, schedule, plan.why, program, counted, device, prints, timed, no_time, check
     )
+
+
+def moved(plan: Plan) -> tuple[Ledger, dict[str, Footprint], DeviceTraffic]:
+    """What a plan moves, what its blocks take on chip by kernel, and what is left behind the caches: all but time."""
+    program, schedule, machine = plan.program, plan.schedule, plan.machine
+    counted = ledger(program)
+    prints = footprints(program, schedule, machine)
+    resident = {name: f.resident * (machine.processors or 1) for name, f in prints.items()}
+    multicast = {name: schedule.of(name).multicast for name in prints}
+    return counted, prints, behind_caches(program, counted, machine, resident, schedule.descending, multicast)
 
 
 def _time(
