@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from iosim.dataflows import Dataflow
     from iosim.hardware import Hardware
     from iosim.problem import Attention
+    from iosim.study.vary import Axis, Case
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -174,3 +175,32 @@ def subject_of(options: dict[str, Any]) -> Subject:
     require_read(given, [flow])
     require_formats(problem, machine, flow)
     return Subject(problem, flow, machine, given, options["fidelity"])
+
+
+def case_of(
+    options: dict[str, Any], vary: Sequence[str] = (), settings: Sequence[str] = ()
+) -> tuple[Case, list[Axis], list[Axis]]:
+    """The Subject as a Case that can be varied, the fields that --vary varies, and those that --set sets.
+
+    Where --n or --d is varied or set, the option can be left out.
+    """
+    from iosim.study.vary import Case, Source, axis
+
+    if options["kernel"] is not None and options["dataflow"] is not None:
+        raise InputError("--dataflow and --kernel: give one of them")
+    source = Source(options["dataflow"] or "flash2", options["kernel"] or "")
+    flow = source.load()
+    axes = [axis(text, flow) for text in vary], [axis(text, flow, "set") for text in settings]
+    for one in (*axes[0], *axes[1]):
+        option = {"n": "n_q"}.get(one.name, one.name)
+        if option in _PROBLEM and _is_given(option):
+            raise InputError(f"{'vary' if one in axes[0] else 'set'}: {one.name}: is given as an option too")
+        if option in ("n_q", "d"):
+            options[option] = one.values[0]
+    subject = subject_of(options)
+    return Case(subject.problem, source, subject.machine, subject.given, subject.fidelity), *axes
+
+
+def _is_given(option: str) -> bool:
+    """Whether the command line gives it."""
+    return click.get_current_context().get_parameter_source(option) is not ParameterSource.DEFAULT

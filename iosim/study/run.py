@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import product
@@ -95,6 +95,11 @@ class Run:
     def seconds(self) -> float | None:
         """Predicted time."""
         return None if self.timeline is None else self.timeline.seconds
+
+    @property
+    def compute_unit(self) -> str:
+        """The unit that does the most work: of matrix products the matrix unit, the vector lanes for fp32, softmax."""
+        return "vector" if self.problem.dtype == "fp32" or self.dataflow.computes == "softmax" else "matrix"
 
     @property
     def tflops(self) -> float | None:
@@ -411,18 +416,34 @@ def _checks(
     return out
 
 
-def evaluate(plan: Plan, fidelity: str = "fair", check: Check | None = None) -> Run:
-    """Bytes, capacity and time of a plan; raises CapacityError."""
+def evaluate(
+    plan: Plan, fidelity: str = "fair", check: Check | None = None, device: DeviceTraffic | None = None
+) -> Run:
+    """Bytes, capacity and time of a plan; raises CapacityError.
+
+    `device` is its traffic behind the caches, where a plan alike in all that this depends on has shown it.
+    """
     program, schedule, machine = plan.program, plan.schedule, plan.machine
     counted = ledger(program)
     prints = footprints(program, schedule, machine)
-    resident = {name: f.resident * (machine.processors or 1) for name, f in prints.items()}
-    clusters = {name: max(schedule.of(name).multicast.values(), default=1) for name in prints}
-    device = behind_caches(program, counted, machine, resident, schedule.descending, clusters)
+    if device is None:
+        device = behind_caches(
+            program, counted, machine, resident_on(machine, prints), schedule.descending, clusters_of(schedule, prints)
+        )
     timed, no_time = _time(machine, schedule, program, device, fidelity)
     return Run(
         plan.flow, plan.problem, machine, schedule, plan.why, program, counted, device, prints, timed, no_time, check
     )
+
+
+def resident_on(machine: Hardware, prints: Mapping[str, Footprint]) -> dict[str, int]:
+    """How many blocks of each kernel the machine runs at one time."""
+    return {name: f.resident * (machine.processors or 1) for name, f in prints.items()}
+
+
+def clusters_of(schedule: Schedule, kernels: Iterable[str]) -> dict[str, int]:
+    """How many blocks of each kernel share what they load."""
+    return {name: max(schedule.of(name).multicast.values(), default=1) for name in kernels}
 
 
 def _time(
