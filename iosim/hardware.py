@@ -791,6 +791,12 @@ def settable() -> dict[str, type | tuple[str, ...]]:
     return dict(_settable(_Profile))
 
 
+def without_unit(name: str) -> str:
+    """A field's name without the unit that it ends with: "sram.capacity" for "sram.capacity_kib"."""
+    end = next((end for end in sorted(_UNITS, key=len, reverse=True) if name.endswith(end)), "")
+    return name.removesuffix(end)
+
+
 def _settable(model: type[BaseModel], loc: tuple[str, ...] = ()) -> Iterator[tuple[str, type | tuple[str, ...]]]:
     for name, info in model.model_fields.items():
         kind, here = _kind(info.annotation), (*loc, info.alias or name)

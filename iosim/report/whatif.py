@@ -59,6 +59,9 @@ def answer(w: WhatIf) -> str:
     text = f"Fastest: {named(best.values)}, {duration(best.outcome.seconds)}"
     ratio = w.ratio(best) or 1.0
     text += f", {digits(1 / ratio)}x as fast as {named(base.values)}" if best is not base else ", the base"
+    near = [row for row in w.rows if row is not best and (w.ratio(row) or 2.0) < ratio * (1 + SAME)]
+    if near and len(near) < len(w.rows) - 1:
+        text += f"; no slower by {SAME:.1%}: {' and '.join(named(row.values) for row in near[:3])}"
     slow = max((w.ratio(row) or 0.0 for row in w.rows), default=1.0)
     if best is base and slow:
         text += f"; the slowest takes {digits(slow)}x as long" if slow - 1 >= SAME else "; no other takes longer"
@@ -155,8 +158,8 @@ def _overlap(w: WhatIf) -> list[str]:
             kib(of.footprint.sram_bytes),
             f"{of.footprint.resident} ({of.footprint.limit})",
         )
-    text = ("Overlap: what the loads of a processor take one after the other, the share of it that is hidden under work "
-            "or other loads, and for how long the compute units still wait for data.")  # fmt: skip
+    text = ("Overlap: what the loads of a processor take one after the other, the share of it that is hidden under "
+            "work or other loads, and for how long the compute units still wait for data.")  # fmt: skip
     return [*paragraph(text), "", draw(drawn).rstrip("\n")]
 
 

@@ -109,9 +109,7 @@ def attempts(jobs: Sequence[tuple[Case, Schedule | None]], note: Note = lambda _
     return spread(attempt, jobs, note, "variant")
 
 
-def spread(
-    call: Callable[[T], R], jobs: Sequence[T], note: Note, what: str, each: float | None = None
-) -> list[R]:
+def spread(call: Callable[[T], R], jobs: Sequence[T], note: Note, what: str, each: float | None = None) -> list[R]:
     """`call` of each job in order, in as many processes as there are cores where the work is long enough.
 
     `each` is how many seconds one is thought to take; without it the first one is timed.
@@ -177,9 +175,7 @@ def _behind(
 ) -> DeviceTraffic:
     program = source.load()(problem, schedule)
     _, resident, clusters = key
-    return behind_caches(
-        program, ledger(program), machine.machine, dict(resident), schedule.descending, dict(clusters)
-    )
+    return behind_caches(program, ledger(program), machine.machine, dict(resident), schedule.descending, dict(clusters))
 
 
 def _summary(r: Run) -> Outcome:

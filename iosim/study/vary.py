@@ -6,7 +6,6 @@ machine's profile behind `hw.` (`hw.sram.capacity_kib`).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
@@ -256,7 +255,8 @@ def machine_with(machine: Hardware, values: Mapping[str, Value]) -> Hardware:
     new: dict[str, Any] = {}
     for name, value in values.items():
         new |= moved(machine, name, value)
-    return machine.with_values({**new, **values})
+    new |= values
+    return machine.with_values(new)
 
 
 def moved(machine: Hardware, name: str, value: Value) -> dict[str, float]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from iosim.errors import InputError
 from iosim.study.outcome import Outcome, attempts
 from iosim.study.run import Note
-from iosim.study.vary import HW, TILE, Axis, Case, Value, kept, moved, problem_kinds, varied, variants
+from iosim.study.vary import HW, TILE, Axis, Case, Value, kept, moved, problem_kinds, variants, varied
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,9 +43,7 @@ def _complete(_: click.Context, __: click.Parameter, incomplete: str) -> list[Co
 @subject_options
 @click.option("--plot", metavar="FILE.png|FILE.svg", help="Draw the rows into this file.")
 @answer_options("iosim.whatif/1", "row")
-def whatif(
-    form: Form, vary: tuple[str, ...], set: tuple[str, ...], rechoose: bool, plot: str | None, **options: Any
-) -> None:
+def whatif(form: Form, vary: tuple[str, ...], rechoose: bool, plot: str | None, **options: Any) -> None:
     """Vary a schedule, a problem or a machine, and compare the rows.
 
     NAME is a field of the schedule (stages, block_k), of the problem (n, causal), or hw. and one of the machine's
@@ -58,14 +56,16 @@ def whatif(
              iosim whatif -n 2048 -d 64 --vary block_k=32..128:x2 --vary stages=1,2
              iosim whatif -d 128 --vary n=1024..4096:x2 --set hw.copy.asynchronous=off
     """
-    kind = None if plot is None else require_image(plot)
+    kind, settings = None if plot is None else require_image(plot), options.pop("set")
     from iosim.report import whatif as report
     from iosim.study.whatif import whatif as study
 
     with progress() as note:
-        case, axes, sets = case_of(options, vary, set)
+        case, axes, sets = case_of(options, vary, settings)
         found = study(case, axes, sets, keep=not rechoose, note=note)
     if plot is not None and kind is not None:
         write(report.plot(found, kind), plot, "--plot")
-    request = {**options, "vary": list(vary), "set": list(set), "rechoose": rechoose}
-    form.give(partial(report.render, found), partial(report.document, found, request), partial(report.rows_as_csv, found))
+    request = {**options, "vary": list(vary), "set": list(settings), "rechoose": rechoose}
+    form.give(
+        partial(report.render, found), partial(report.document, found, request), partial(report.rows_as_csv, found)
+    )
