@@ -56,6 +56,7 @@ _UNITS = {  # the end of a key → the unit that people read
     "_cycles": "cycles",
     "_mhz": "MHz",
     "_w_per_ghz3": "W/GHz^3",
+    "_per_us": "/us",
     "_us": "us",
     "_w": "W",
     "_pj_per_byte": "pJ/B",

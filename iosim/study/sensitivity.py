@@ -25,7 +25,7 @@ LEAST = 0.0005  # of the time; a smaller change of it is none
 WORTH = 0.01  # of the time, that a doubling has to bring
 DOUBLINGS = 6  # up to which the value is looked for from which on a number does not matter
 HALVINGS = 3  # of the exponent of 2, in search of that value: within 9 % of it
-COSTS = ("_cycles", "_cycles_per_warp", "_us", "_w_per_ghz3", "issue_share", "power_factor")  # less is better
+COSTS = ("_cycles", "_cycles_per_warp", ".kernel_us", "_w_per_ghz3", "issue_share", "power_factor")  # less is better
 CAPACITIES = (
     "sram.capacity_kib",
     "registers.registers_per_processor",

@@ -110,3 +110,11 @@ def test_names_that_cannot_be_tried(name: str, said: str) -> None:
 def test_a_machine_without_what_time_needs_is_refused() -> None:
     with pytest.raises(InputError, match=r"hw: the profile does not know exp.ops_per_clock"):
         sensitivity(replace(CASE, machine=MP31.with_value("exp.ops_per_clock", None)))
+
+
+def test_costs_are_times_and_loads_and_rates_are_not() -> None:
+    """Blocks that start in a microsecond are a rate, though the name ends as a time's does."""
+    costs = {f.name for f in H200.fields() if Effect(f.name, f.unit, 1.0, None, None).is_cost}
+    assert {"launch.kernel_us", "launch.block_cycles", "power.idle_w_per_ghz3", "matrix.issue_share"} <= costs
+    assert not {"launch.blocks_per_us", "exp.ops_per_clock", "power.limit_w", "matrix_warp.lone_share"} & costs
+    assert next(f.unit for f in H200.fields() if f.name == "launch.blocks_per_us") == "/us"
