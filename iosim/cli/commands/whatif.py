@@ -44,7 +44,7 @@ def _complete(_: click.Context, __: click.Parameter, incomplete: str) -> list[Co
 @click.option("--plot", metavar="FILE.png|FILE.svg", help="Draw the rows into this file.")
 @answer_options("iosim.whatif/1", "row")
 def whatif(form: Form, vary: tuple[str, ...], rechoose: bool, plot: str | None, **options: Any) -> None:
-    """Vary a schedule, a problem or a machine, and compare the rows.
+    """Vary fields of a schedule, a problem or a machine.
 
     NAME is a field of the schedule (stages, block_k), of the problem (n, causal), or hw. and one of the machine's
     profile (hw.sram.capacity_kib; iosim hw show lists them).  The first row is the base.  Rows keep the tile of the
