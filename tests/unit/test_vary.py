@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iosim.errors import InputError
@@ -62,6 +62,7 @@ def test_what_is_no_field_or_value_is_said_in_one_line(text: str, said: str) -> 
     assert said in str(error.value)
 
 
+@settings(max_examples=25)
 @given(low=st.integers(1, 500), span=st.integers(0, 2000), step=st.integers(1, 300))
 def test_a_range_in_steps_is_pythons(low: int, span: int, step: int) -> None:
     wanted = tuple(range(low, low + span + 1, step))[: MOST_ROWS + 1]
