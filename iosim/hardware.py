@@ -56,6 +56,7 @@ _UNITS = {  # the end of a key → the unit that people read
     "_cycles": "cycles",
     "_mhz": "MHz",
     "_w_per_ghz3": "W/GHz^3",
+    "_per_us": "/us",
     "_us": "us",
     "_w": "W",
     "_pj_per_byte": "pJ/B",
@@ -667,21 +668,26 @@ class Hardware:
         ]
 
     def with_value(self, name: str, value: float | str | bool | None) -> "Hardware":
-        """A new machine in which one field differs, e.g. `with_value("hbm.bandwidth_gb_per_s", 3200)`.
+        """The machine with one field changed, e.g. `with_value("hbm.bandwidth_gb_per_s", 3200)`: see `with_values`."""
+        return self.with_values({name: value})
 
-        The value is in the unit that the dotted name ends with; None makes a number unknown. Raises
-        InputError for a name that the schema does not have, or a value that it does not allow.
+    def with_values(self, values: Mapping[str, float | str | bool | None]) -> "Hardware":
+        """A new machine in which some fields differ, by dotted name.
+
+        A value is in the unit that its name ends with; None makes a number unknown. Raises InputError for a name that
+        the schema does not have, or a value that it does not allow.
         """
         origin = f"profile {self.name}"
         kinds = dict(_schema_fields(_Profile))
-        if name not in kinds:
-            raise InputError(f"{origin}: {name}: unknown field{nearest(name, kinds)}")
         data = json.loads(self._content)
-        table, key = _table_of(data, name)
-        if table is None:
-            what = "such level" if name.split(".")[0] in LEVELS else f"table [{name.rpartition('.')[0]}]"
-            raise InputError(f"{origin}: {name}: this machine has no {what}")
-        table[key] = _assumed(value, table.get(key)) if kinds[name] is Quantity else value
+        for name, value in values.items():
+            if name not in kinds:
+                raise InputError(f"{origin}: {name}: unknown field{nearest(name, kinds)}")
+            table, key = _table_of(data, name)
+            if table is None:
+                what = "such level" if name.split(".")[0] in LEVELS else f"table [{name.rpartition('.')[0]}]"
+                raise InputError(f"{origin}: {name}: this machine has no {what}")
+            table[key] = _assumed(value, table.get(key)) if kinds[name] is Quantity else value
         return _build(data, origin)
 
 
@@ -781,6 +787,35 @@ def _parse(text: str, origin: str) -> dict[str, Any]:
         where = re.search(r"at line (\d+)", words)
         line = text.splitlines()[int(where[1]) - 1].strip() if where else ""
         raise InputError(f"{origin}: not valid TOML: {words}{': ' + _show(line) if line else ''}") from None
+
+
+def settable() -> dict[str, type | tuple[str, ...]]:
+    """The fields of a profile that results may depend on, by dotted name, for `with_values`.
+
+    Each has what its value is: int for a whole number, float for any, bool for a switch, or the words that it allows.
+    """
+    return dict(_settable(_Profile))
+
+
+def without_unit(name: str) -> str:
+    """A field's name without the unit that it ends with: "sram.capacity" for "sram.capacity_kib"."""
+    end = next((end for end in sorted(_UNITS, key=len, reverse=True) if name.endswith(end)), "")
+    return name.removesuffix(end)
+
+
+def _settable(model: type[BaseModel], loc: tuple[str, ...] = ()) -> Iterator[tuple[str, type | tuple[str, ...]]]:
+    for name, info in model.model_fields.items():
+        kind, here = _kind(info.annotation), (*loc, info.alias or name)
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _settable(kind, here)
+        elif kind is Quantity:
+            optional = (m for arg in get_args(info.annotation) for m in getattr(arg, "__metadata__", ()))
+            rule = next(m for m in (*info.metadata, *optional) if isinstance(m, _Rule))
+            yield _dotted(here), int if rule.whole else float
+        elif kind is bool:
+            yield _dotted(here), bool
+        elif get_origin(kind) is Literal and len(get_args(kind)) > 1 and name != "name":
+            yield _dotted(here), get_args(kind)
 
 
 # ---------------------------------------------------------------- from data to a machine

@@ -23,10 +23,11 @@ MAX_WORKERS = 16
 @contextmanager
 def workers() -> Iterator[ThreadPoolExecutor]:
     """Threads for as many cores as this process may use; BLAS has one thread while they are there."""
-    with threadpool_limits(1, "blas"), ThreadPoolExecutor(min(MAX_WORKERS, _cores())) as threads:
+    with threadpool_limits(1, "blas"), ThreadPoolExecutor(min(MAX_WORKERS, cores())) as threads:
         yield threads
 
 
-def _cores() -> int:
+def cores() -> int:
+    """How many cores this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)  # Linux: what a container or taskset allows
     return len(affinity(0)) if affinity else os.cpu_count() or 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from iosim.hardware import Hardware
     from iosim.problem import Attention
     from iosim.study.models import ModelCase
+    from iosim.study.vary import Axis, Case
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -288,3 +289,32 @@ def window_of(options: dict[str, Any]) -> dict[str, Any]:
         raise InputError("--block and --processor: give one of them")
     names = ("iterations", "block", "processor")
     return {**{name: options[name] for name in names}, "kernel": options["program_kernel"]}
+
+
+def case_of(
+    options: dict[str, Any], vary: Sequence[str] = (), settings: Sequence[str] = ()
+) -> tuple[Case, list[Axis], list[Axis]]:
+    """The Subject as a Case that can be varied, the fields that --vary varies, and those that --set sets.
+
+    Where --n or --d is varied or set, the option can be left out.
+    """
+    from iosim.study.vary import Case, Source, axis
+
+    if options["kernel"] is not None and options["dataflow"] is not None:
+        raise InputError("--dataflow and --kernel: give one of them")
+    source = Source(options["dataflow"] or "flash2", options["kernel"] or "")
+    flow = source.load()
+    axes = [axis(text, flow) for text in vary], [axis(text, flow, "set") for text in settings]
+    for one in (*axes[0], *axes[1]):
+        option = {"n": "n_q"}.get(one.name, one.name)
+        if option in _PROBLEM and _is_given(option):
+            raise InputError(f"{'vary' if one in axes[0] else 'set'}: {one.name}: is given as an option too")
+        if option in ("n_q", "d"):
+            options[option] = one.values[0]
+    subject = subject_of(options)
+    return Case(subject.problem, source, subject.machine, subject.given, subject.fidelity), *axes
+
+
+def _is_given(option: str) -> bool:
+    """Whether the command line gives it."""
+    return click.get_current_context().get_parameter_source(option) is not ParameterSource.DEFAULT

@@ -122,6 +122,15 @@ def require_writable(path: str | None, option: str = "--output") -> None:
         raise OutputError(f"{option}: {path}: {error.strerror}") from error
 
 
+def require_image(path: str) -> str:
+    """The kind of image, png or svg, that a --plot file's name asks for; raises before the work, as above."""
+    kind = path.rpartition(".")[2]
+    if kind not in ("png", "svg") or "." not in path:
+        raise InputError(f"--plot: {path!r} does not end with .png or .svg")
+    require_writable(path, "--plot")
+    return kind
+
+
 def write(data: str | bytes, path: str | None, option: str = "--output") -> None:
     """Print text, or write a file as a whole: a failure leaves what was there before."""
     if isinstance(data, str) and (path is None or path == "-"):

@@ -3,12 +3,13 @@
 A file names a dataflow and fields of a schedule: [settings] for every problem, and the first [[tile]] that holds the
 problem's head dimension (and, where it says so, its mask).  An [[order]] is for a loop; one with `stages` only for
 schedules of so many, a `tall` one for those whose warp groups have more than 64 rows each; of several that fit, the
-last one counts.  In its steps [verb, phase, ahead] an `ahead` of "last" stands for the stages less one.  A [split]
-says by which library's rule the keys are cut when a grid is small, and with which tiles. `contiguous` names the inputs
-that the library copies first where its caller has them strided.  `code_bytes` are what the first kernel of a call reads
-beside its tensors: code, constants, parameters.  A [kernels.NAME] has what one kernel of the program has otherwise:
-fields, the sizes of a matrix product, by which its library picks a tile, or a list of kernels by the length of a row
-(library.py).  A file that is `like` another has all of that file which it does not say itself.
+last one counts.  Its `shares` are of the schedule.  In its steps [verb, phase, ahead] an `ahead` of "last" stands for
+the stages less one.  A [split] says by which library's rule the keys are cut when a grid is small, and with which
+tiles.  `contiguous` names the inputs that the library copies first where its caller has them strided.  `code_bytes` are
+what the first kernel of a call reads beside its tensors: code, constants, parameters.  A [kernels.NAME] has what one
+kernel of the program has otherwise: fields, the sizes of a matrix product, by which its library picks a tile, or a list
+of kernels by the length of a row (library.py).  A file that is `like` another has all of that file which it does not
+say itself.
 
 What a kernel's code takes beyond the operations of its program (`instructions`, `cycles`; see Schedule) was counted by
 hardware or measured; each file says where.
@@ -58,6 +59,7 @@ class _Order(_Table):
     stages: int | None = None
     tall: bool | None = None
     slots: Mapping[str, int | Literal["stages"]]
+    shares: Mapping[str, str] = {}
     roles: tuple[_Role, ...]
 
 
@@ -157,6 +159,8 @@ class Kernel:
         fitting = [o for o in self.file.order if o.stages in (None, own["stages"][0]) and o.tall in (None, tall)]
         if fitting and "orders" not in given:
             own["orders"] = {o.loop: _order(o, own) for o in fitting}
+            shares = {tile: host for o in {o.loop: o for o in fitting}.values() for tile, host in o.shares.items()}
+            own["shares"] = {**shares, **own.get("shares", {})}
         return own
 
     def splits(self, a: Attention, processors: int | None) -> int:

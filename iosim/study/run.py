@@ -103,6 +103,11 @@ class Run:
         return None if self.timeline is None else self.timeline.seconds
 
     @property
+    def compute_unit(self) -> str:
+        """The unit that does the most work: of matrix products the matrix unit, the vector lanes for fp32, softmax."""
+        return "vector" if self.problem.dtype == "fp32" or self.dataflow.computes == "softmax" else "matrix"
+
+    @property
     def tflops(self) -> float | None:
         """Convention FLOPs over predicted time, in 10^12 a second."""
         flops = self.dataflow.flops(self.problem)
@@ -441,10 +446,22 @@ def _checks(
     return out
 
 
-def evaluate(plan: Plan, fidelity: str = "fair", check: Check | None = None, watch: Watch | None = None) -> Run:
-    """Bytes, capacity and time of a plan, with recordings of what `watch` asks for; raises CapacityError."""
+def evaluate(
+    plan: Plan,
+    fidelity: str = "fair",
+    check: Check | None = None,
+    watch: Watch | None = None,
+    device: DeviceTraffic | None = None,
+) -> Run:
+    """Bytes, capacity and time of a plan, with recordings of what `watch` asks for; raises CapacityError.
+
+    `device` is its traffic behind the caches, where a plan alike in all that this depends on has shown it.
+    """
     program, schedule, machine = plan.program, plan.schedule, plan.machine
-    counted, prints, device = moved(plan)
+    counted = ledger(program)
+    prints = footprints(program, schedule, machine)
+    if device is None:
+        device = device_traffic(program, counted, schedule, machine, prints)
     timed, no_time = _time(machine, schedule, program, device, fidelity, watch)
     return Run(
         plan.flow, plan.problem, machine, schedule, plan.why, program, counted, device, prints, timed, no_time, check
@@ -456,9 +473,20 @@ def moved(plan: Plan) -> tuple[Ledger, dict[str, Footprint], DeviceTraffic]:
     program, schedule, machine = plan.program, plan.schedule, plan.machine
     counted = ledger(program)
     prints = footprints(program, schedule, machine)
-    resident = {name: f.resident * (machine.processors or 1) for name, f in prints.items()}
+    return counted, prints, device_traffic(program, counted, schedule, machine, prints)
+
+
+def device_traffic(
+    program: Program, counted: Ledger, schedule: Schedule, machine: Hardware, prints: Mapping[str, Footprint]
+) -> DeviceTraffic:
+    """What reaches DRAM when as many blocks run at one time as their footprints allow."""
     multicast = {name: schedule.of(name).multicast for name in prints}
-    return counted, prints, behind_caches(program, counted, machine, resident, schedule.descending, multicast)
+    return behind_caches(program, counted, machine, resident_on(machine, prints), schedule.descending, multicast)
+
+
+def resident_on(machine: Hardware, prints: Mapping[str, Footprint]) -> dict[str, int]:
+    """How many blocks of each kernel the machine runs at one time."""
+    return {name: f.resident * (machine.processors or 1) for name, f in prints.items()}
 
 
 def _time(

@@ -53,7 +53,7 @@ def test_hw_list_names_every_machine(iosim: Iosim) -> None:
 
 def test_help_says_what_every_command_does_and_gives_an_example(iosim: Iosim) -> None:
     assert "..." not in iosim("-h").out.split("Commands:")[1]
-    for command in ("run", "show", "validate", "precision", "hw list", "hw show", "hw check"):
+    for command in ("run", "show", "validate", "whatif", "sensitivity", "precision", "hw list", "hw show", "hw check"):
         assert "Example: iosim " + command in iosim(*command.split(), "-h").out
 
 

@@ -12,10 +12,11 @@ from iosim.hardware import Hardware, load_hardware
 from iosim.problem import Attention
 from iosim.study.validate import Validation, metrics, predict
 from iosim.study.validate.baseline import baselines
+from iosim.study.validate.goals import judge
 from iosim.study.validate.predict import Model, NotModelled
 from iosim.study.validate.readers import read
 from iosim.study.validate.rows import Kernel, Row, Tile
-from iosim.study.validate.score import score
+from iosim.study.validate.score import score, stage_steps
 
 DATA = Path(__file__).parent.parent / "data"
 H200 = load_hardware("h200-sxm")
@@ -174,3 +175,25 @@ def test_roofline_by_hand() -> None:
     softmax = replace(BASE, implementation="standard", kind="kernels", kernel=kernel)
     assert baselines(softmax, H200)["dram_read_bytes"].roofline == 16 * 4096**2 * 2
     assert baselines(replace(softmax, kernel=replace(kernel, role="")), H200) == {}
+
+
+def test_steps_of_stages_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured 100, 80, 82, 60: -20 %, +2.5 % (too little to count), -26.8 %; predicted 100, 90, 60, 66: -10 %, +10 %.
+
+    One of two has the right direction; they are 10 and 36.8 points off.  Another tile has no next stage.
+    """
+    measured, predicted = (100, 80, 82, 60), (100, 90, 60, 66)
+    times(monkeypatch, {str(n): p * 1e-6 for n, p in enumerate(predicted, 1)} | {"5": 1.0})
+    tiles = [
+        replace(BASE, kind="tiles", implementation="triton", note=str(n), measured={"time": m * 1e-6},
+                tile=Tile(block_q=64, block_k=64, stages=n, warps=4))
+        for n, m in enumerate(measured, 1)
+    ]  # fmt: skip
+    other = replace(tiles[0], note="5", tile=Tile(block_q=64, block_k=64, stages=2, warps=8))
+    scores = [s for r in (*tiles, other) for s in score(r, H200) if s.quantity.name == "time"]
+    assert [pytest.approx(step) for step in stage_steps(scores)] == [(-20, -10), (100 * (60 / 82 - 1), 10)]
+    (verdict,) = [v for v in judge(scores) if v.goal.steps]
+    assert verdict.rows == 2
+    assert verdict.reached["right"] == 50
+    assert verdict.reached["mean"] == pytest.approx((10 + 10 + 100 * (1 - 60 / 82)) / 2)
+    assert verdict.met is False

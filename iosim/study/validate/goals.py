@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from iosim.study.validate import metrics
-from iosim.study.validate.score import Score, errors, sweep
+from iosim.study.validate.score import Score, errors, stage_steps, sweep
 
 AT_LEAST = ("spearman", "right")  # targets that are reached from above
 EXACT: Mapping[str, float] = {"mean": 0.0, "worst": 0.0}
@@ -14,12 +14,17 @@ EXACT: Mapping[str, float] = {"mean": 0.0, "worst": 0.0}
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A group of scores and its targets: mean, worst, regret at most, spearman and right (percent) at least."""
+    """A group of scores and its targets: mean, worst, regret at most, spearman and right (percent) at least.
+
+    With `steps` it is about the change of time that one more stage brings: right are those of the right direction, and
+    the mean is of how many points of percent the size of the change is off.
+    """
 
     name: str
     quantity: str
     targets: Mapping[str, float] = field(hash=False)
     picks: Callable[[Score], bool]
+    steps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,8 @@ def judge(scores: Iterable[Score]) -> list[Verdict]:
 
 
 def _verdict(goal: Goal, scores: list[Score]) -> Verdict:
+    if goal.steps:
+        return _steps(goal, scores)
     if not scores:
         return Verdict(goal, 0, {})
     off = errors(scores)
@@ -61,6 +68,15 @@ def _verdict(goal: Goal, scores: list[Score]) -> Verdict:
         "mean": metrics.mape(off), "worst": metrics.worst_ape(off), "spearman": rank, "regret": regret, "right": right,
     }  # fmt: skip
     return Verdict(goal, len(scores), {name: reached[name] for name in goal.targets})
+
+
+def _steps(goal: Goal, scores: list[Score]) -> Verdict:
+    steps = stage_steps(scores)
+    if not steps:
+        return Verdict(goal, 0, {})
+    right = 100 * sum(measured * predicted > 0 for measured, predicted in steps) / len(steps)
+    off = [predicted - measured for measured, predicted in steps]
+    return Verdict(goal, len(steps), {"right": right, "mean": metrics.mape(off)})
 
 
 def _split(s: Score) -> bool:
@@ -124,6 +140,7 @@ GOALS: tuple[Goal, ...] = (
     Goal("Triton tiles without spills", "time", {"mean": 7}, _spills_not),
     Goal("Triton tiles, all", "time", {"mean": 11, **SWEEP}, _tiles),
     Goal("Triton tiles, estimated spills", "time_estimated", {"mean": 14, "spearman": 0.88, "regret": 3}, _tiles),
+    Goal("Triton stages, steps over 5 %", "time", {"right": 90, "mean": 15}, _tiles, steps=True),
     Goal("Triton SRAM", "smem_bytes", EXACT, _tiles),
     Goal("Triton launches or does not", "launches", EXACT, _tiles),
     Goal("Triton occupancy", "occupancy", {"right": 95}, _tiles),

@@ -152,6 +152,32 @@ def sweep(scores: Sequence[Score]) -> tuple[float | None, float | None]:
     return min(ranks, default=None), max((metrics.regret_pct(p, m) for p, m in pairs), default=None)
 
 
+STEP_PCT = 5.0  # of time, that a further stage has to change to count as a step
+
+
+def stage_steps(scores: Iterable[Score]) -> list[tuple[float, float]]:
+    """(measured, predicted) change of time in percent from a tile to that of one more stage and all else alike.
+
+    Steps that change the measured time by more than `STEP_PCT`.
+    """
+    tiles = {(s.row.machine, s.row.implementation, s.row.problem, *_of_tile(s)): s for s in scores if s.row.tile}
+    out = []
+    for (*alike, stages), s in tiles.items():
+        after = tiles.get((*alike, stages + 1))  # type: ignore[arg-type]
+        if after is None or s.predicted is None or after.predicted is None:
+            continue
+        step = 100 * (after.measured / s.measured - 1), 100 * (after.predicted / s.predicted - 1)
+        if abs(step[0]) > STEP_PCT:
+            out.append(step)
+    return out
+
+
+def _of_tile(s: Score) -> tuple[int, int, int, int]:
+    """Rows, columns, warps and, last, stages."""
+    t = s.row.tile
+    return (0, 0, 0, 0) if t is None else (t.block_q, t.block_k, t.warps, t.stages)
+
+
 def families(scores: Iterable[Score]) -> Iterator[Family]:
     """The families of all scored numbers, ordered by quantity, machine, kind, kernel and head dimension."""
     groups: dict[tuple[str, str, Kind, int, str], list[Score]] = {}
