@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from iosim.schedule import Order, Role, Schedule, Step
     from iosim.study.precision import Precision, precision
     from iosim.study.run import Comparison, Run, compare, run
+    from iosim.study.tune import Tuned, tune
 
 __version__ = "0.1.0"
 
@@ -39,6 +40,7 @@ _HOMES = {
     "Run": "study.run",
     "Schedule": "schedule",
     "Step": "schedule",
+    "Tuned": "study.tune",
     "compare": "study.run",
     "dataflow_names": "dataflows",
     "load_dataflow": "dataflows",
@@ -48,6 +50,7 @@ _HOMES = {
     "profile_names": "hardware",
     "run": "study.run",
     "show": "program",
+    "tune": "study.tune",
 }
 
 __all__ = [
@@ -64,6 +67,7 @@ __all__ = [
     "Run",
     "Schedule",
     "Step",
+    "Tuned",
     "compare",
     "dataflow_names",
     "load_dataflow",
@@ -73,6 +77,7 @@ __all__ = [
     "profile_names",
     "run",
     "show",
+    "tune",
 ]
 
 

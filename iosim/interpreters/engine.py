@@ -130,10 +130,14 @@ class Unit:
 
     def idle(self, until: int, log: Log) -> None:
         """Book the time from `free` until then, if any, to what `log` says its process did."""
-        if until > self.free:
+        if until <= self.free:
+            return
+        if log.ends[-1] <= self.free:
+            self.stalls[log.state] += until - self.free
+        else:
             for cause, length in log.between(self.free, until):
                 self.stalls[cause] += length
-            self.free = until
+        self.free = until
 
 
 Request: TypeAlias = tuple[str, "Unit", int, Log, Callable[[int], None]]  # who, of which unit, length, log, then

@@ -319,8 +319,8 @@ def fields_of(schedule: Schedule | Mapping[str, Any] | None) -> Mapping[str, Any
         if name not in names:
             raise InputError(f"schedule: {name!r} is not one of {', '.join(names)}{nearest(name, names)}")
     fixed = dict(schedule or {})
-    if isinstance(fixed.get("stages"), int):
-        fixed["stages"] = (fixed["stages"],)
+    if isinstance(stages := fixed.get("stages"), int | list):
+        fixed["stages"] = (stages,) if isinstance(stages, int) else tuple(stages)
     return fixed
 
 
@@ -416,13 +416,20 @@ def evaluate(plan: Plan, fidelity: str = "fair", check: Check | None = None) -> 
     program, schedule, machine = plan.program, plan.schedule, plan.machine
     counted = ledger(program)
     prints = footprints(program, schedule, machine)
-    resident = {name: f.resident * (machine.processors or 1) for name, f in prints.items()}
-    clusters = {name: max(schedule.of(name).multicast.values(), default=1) for name in prints}
-    device = behind_caches(program, counted, machine, resident, schedule.descending, clusters)
+    device = device_traffic(program, counted, schedule, machine, prints)
     timed, no_time = _time(machine, schedule, program, device, fidelity)
     return Run(
         plan.flow, plan.problem, machine, schedule, plan.why, program, counted, device, prints, timed, no_time, check
     )
+
+
+def device_traffic(
+    program: Program, counted: Ledger, schedule: Schedule, machine: Hardware, prints: Mapping[str, Footprint]
+) -> DeviceTraffic:
+    """What reaches DRAM when as many blocks run at one time as their footprints allow."""
+    resident = {name: f.resident * (machine.processors or 1) for name, f in prints.items()}
+    clusters = {name: max(schedule.of(name).multicast.values(), default=1) for name in prints}
+    return behind_caches(program, counted, machine, resident, schedule.descending, clusters)
 
 
 def _time(
