@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from textwrap import wrap
 from typing import Any
 
 import iosim
-from iosim.report.layout import csv_text, draw, paragraph, table
+from iosim.report.layout import WIDTH, csv_text, draw, paragraph, table
 from iosim.report.text import STALL_WORDS, STARVED, UNIT_WORDS, headline, machine_line
 from iosim.report.words import count, duration, percent
 from iosim.study.tune import RULES, SWITCHES, Candidate, Removed, Tuned
@@ -49,7 +50,7 @@ def _headline(t: Tuned, best: Candidate) -> str:
     if t.default is None:
         return text
     gain = 1 - best.makespan_ps / t.default.makespan_ps
-    who = "its authors'" if t.kernel else "the default"
+    who = "the authors'" if t.kernel else "the default"
     if gain < 0:
         return f"{text} {who.capitalize()} schedule, which is outside of the search, is {percent(-gain)} faster."
     same = "the same time as" if gain < 0.0005 else f"{100 * gain:.1f} % less than"
@@ -119,7 +120,7 @@ def _why(t: Tuned) -> Iterator[str]:
     best = t.candidates[0]
     others = [("the next", c) for c in t.candidates[1:2]]
     if t.default is not None and (t.default.schedule.as_dict() != best.schedule.as_dict()):
-        others.append(("its authors' schedule" if t.kernel else "the default", t.default))
+        others.append(("the authors' schedule" if t.kernel else "the default", t.default))
     for name, other in others:
         yield f"Against {name} ({_called(other)}, {duration(other.seconds)}): {_difference(t, best, other)}"
     yield (f"Times are predicted (fair fidelity). The best keeps {UNIT_WORDS[best.bound]} busiest, for "
@@ -158,7 +159,7 @@ def _counts(t: Tuned) -> Iterator[str]:
     for r in t.removed:
         yield f"{r.rule:<13}{r.count:>7,}  {_rule_words(t, r)}"
         if only := _only(t, r):
-            yield from (f"{'':22}{line}" for line in paragraph(only)[:1])
+            yield from (f"{'':22}{line}" for line in wrap(only, WIDTH - 22))
 
 
 def _rule_words(t: Tuned, r: Removed) -> str:

@@ -43,13 +43,13 @@ GROUPS = (1, 2, 3, 4, 6, 8)
 SWITCHES = ("producer", "pingpong", "overlap")  # of FlashAttention-3's order
 TOP = 10
 BATCH = 32  # candidates that are timed before the bounds are looked at again, whatever the number of processes
-SURE = 50  # a run that is longer by one part in so many at the highest clock is longer at every other
-FEW = 8  # candidates for each process at least, so that it is worth its start
+SURE = 10  # a run that is longer by one part in so many at the highest clock is longer at every other
+FEW = 16  # candidates for each process at least, so that it is worth its start
 RULES: Mapping[str, str] = {
-    "size": "the tile has twice the rows that there are, or more",
-    "instruction": "a warp group's rows or the keys are no whole matrix instructions",
+    "size": "a tile of twice the rows that there are, or more",
+    "instruction": "rows of a group, or keys, are no whole instructions",
     "threads": "more threads than a block may have",
-    "staging": "the matrix unit reads that operand from elsewhere",
+    "staging": "the matrix unit reads the operand moved from elsewhere",
     "SRAM": "more SRAM than a block gets",
     "margin": "less SRAM left free than the margin asks for",
     "registers": "more registers than a thread or a processor has",
@@ -284,6 +284,8 @@ def _space(search: Search, limits: Mapping[str, Sequence[Any]], *, for_triton: b
         space = {name: tuple(v for v in values if _of_triton(v)) for name, values in space.items()}
     else:
         space |= {name: (True, False) for name in SWITCHES if name in uses and not search.is_kernel}
+        if "place" not in search.settled:
+            space["place"] = _places(search, space)
     for name, values in limits.items():
         if name not in space:
             raise InputError(f"{name}: is not searched in {search.flow.name}; {', '.join(space)} are"
@@ -291,11 +293,11 @@ def _space(search: Search, limits: Mapping[str, Sequence[Any]], *, for_triton: b
         if not values:
             raise InputError(f"{name}: needs one value or more")
         pairs = [(v,) if name == "stages" and isinstance(v, int) else v for v in values]
-        space[name] = tuple(dict.fromkeys(tuple(v) if isinstance(v, list) else v for v in pairs))
+        whole = [tuple(v) if isinstance(v, list) else v for v in pairs]
+        space[name] = tuple(v for n, v in enumerate(whole) if v not in whole[:n])
         for value in space[name]:
             Schedule(**{"block_q": 64, "block_k": 64, name: value})  # refuses what no schedule has
-    if "place" not in limits and "place" not in search.settled and not for_triton:
-        space["place"] = _places(search, space)
+    search.complete({name: values[0] for name, values in space.items()})  # refuses a kernel of another machine
     return space
 
 

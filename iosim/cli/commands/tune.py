@@ -21,7 +21,7 @@ def _numbers(_: click.Context, parameter: click.Parameter, value: str | None) ->
         return None
     parts = value.split(",")
     if not all(part.strip().isdecimal() for part in parts):
-        raise InputError(f"{parameter.name}: {value!r} is not a list of whole numbers, like 64,128,256")
+        raise InputError(f"{parameter.opts[0]}: {value!r} is not a list of whole numbers, like 64,128,256")
     return tuple(map(int, parts))
 
 
@@ -30,7 +30,7 @@ def _stages(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> t
     for value in values:
         parts = value.split(",")
         if len(parts) > 2 or not all(part.strip().isdecimal() for part in parts):
-            raise InputError(f"stages: {value!r} is not a whole number or two of them, like 2 or 2,1")
+            raise InputError(f"--stages: {value!r} is not a whole number or two of them, like 2 or 2,1")
     return tuple(tuple(map(int, value.split(","))) for value in values)
 
 
