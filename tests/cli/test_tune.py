@@ -72,7 +72,8 @@ def test_emitted_schedules_are_what_run_takes(iosim: Iosim) -> None:
 
 def test_emitted_configs_are_a_list_of_tritons(iosim: Iosim) -> None:
     answer = iosim("tune", "-n", "1024", "-d", "64", "-H", "8", "--hw", "h200-sxm", "--kernel", "triton",
-                   "--block-q", "64,128", "--block-k", "64", "--stages", "2", "--groups", "1,2", "--emit", "triton")  # fmt: skip
+                   "--block-q", "64,128", "--block-k", "64", "--stages", "2", "--groups", "1,2", "--emit",
+                   "triton")  # fmt: skip
     assert (answer.code, answer.err) == (0, "")
     (line,) = ast.parse(answer.out).body
     assert isinstance(line, ast.Assign)

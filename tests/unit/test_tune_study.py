@@ -166,12 +166,29 @@ def test_moore_threads_own_tile_is_a_candidate() -> None:
     assert found.candidates[0].makespan_ps == found.default.makespan_ps
 
 
+@pytest.mark.slow
+def test_on_mp31_the_search_comes_to_moore_threads_own_tile() -> None:
+    """256 x 64, two K and two V stages, 160 KiB, in FlashAttention-3's order: taller or wider tiles do not fit at two
+    stages (256 x 96: 64 + 48 + 48 + 48 KiB, 208), and lower ones keep SRAM busier."""
+    limits = {
+        "block_q": [128, 192, 256],
+        "block_k": [64, 96],
+        "stages": [1, 2],
+        "groups": [1, 2, 4],
+        "overlap": [False],
+    }
+    found = tune(LONG, dataflow="flash3", hardware=MP31, limits=limits, top=1)
+    (best,) = found.candidates
+    assert (best.schedule.block_q, best.schedule.block_k, best.schedule.stages) == (256, 64, (2,))
+    assert best.footprint.sram_bytes == 160 * 1024
+
+
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
         (
             {"limits": {"block_d": [1]}},
-            "block_d: is not searched in flash2; block_q, block_k, stages, groups, place are",
+            "block_d: is not searched in flash2; block_q, block_k, stages, groups",
         ),
         ({"limits": {"block_q": []}}, "block_q: needs one value"),
         ({"limits": {"block_q": [0]}}, "block_q"),

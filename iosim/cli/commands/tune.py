@@ -55,7 +55,7 @@ def tune(form: Form, **options: Any) -> None:
     --margin 0 lifts it.
 
     \b
-    Example: iosim tune -n 4096 -d 128 -H 32 --kernel mp31
+    Example: iosim tune -n 4096 -d 128 -H 32 --dataflow flash3
              iosim tune -n 4096 -d 64 -H 16 --hw h200-sxm --kernel triton --emit triton
     """
     problem, emit = problem_of(options), options["emit"]
