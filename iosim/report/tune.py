@@ -14,6 +14,7 @@ from iosim.report.words import count, duration, percent
 from iosim.study.tune import RULES, SWITCHES, Candidate, Removed, Tuned
 
 SCHEMA = "iosim.tune/1"
+PLACES = {"sram": "SRAM", "tmem": "tensor memory"}
 LETTERS = {"producer": "P", "pingpong": "T", "overlap": "O"}
 ORDER_WORDS = "order: P a producer, T groups in turns (ping-pong), O softmax under products; - switched off."
 SMALL = 0.01  # a share of the time that is not worth a word
@@ -37,6 +38,11 @@ def render(t: Tuned) -> str:
     ]
     if any(name in t.space for name in SWITCHES):
         parts += paragraph(ORDER_WORDS)
+    moved = dict(move for c in (*t.candidates, *t.by_stages) for move in c.given.get("place", {}).items())
+    if moved:
+        parts += paragraph(
+            f"staged: {', '.join(f'{k}:{place[0]} is {k} in {PLACES.get(place, place)}' for k, place in moved.items())}."
+        )
     for text in _why(t):
         parts += paragraph(text)
     return "\n".join([*parts, "", *_counts(t)]) + "\n"
@@ -64,7 +70,9 @@ def _called(c: Candidate) -> str:
     text = f"{s.block_q} x {s.block_k}, {stages} {'stage' if stages == '1' else 'stages'}, "
     text += count(s.groups, "warp group", "warp groups")
     off = [f"no {name}" for name in SWITCHES if c.given.get(name) is False]
-    return ", ".join([text, *off, *(f"{tile} in {place}" for tile, place in c.given.get("place", {}).items())])
+    return ", ".join(
+        [text, *off, *(f"{tile} in {PLACES.get(place, place)}" for tile, place in c.given.get("place", {}).items())]
+    )
 
 
 def _candidates(t: Tuned, rows: Sequence[Candidate]) -> str:
@@ -72,7 +80,8 @@ def _candidates(t: Tuned, rows: Sequence[Candidate]) -> str:
     with_order = any(name in t.space for name in SWITCHES)
     with_place = any(c.given.get("place") for c in (*t.candidates, *t.by_stages))
     names = ["tile", "stages", "groups", *["order"] * with_order, *["staged"] * with_place]
-    made = table(*names, "KiB", "time", "over", "busiest", "largest stall", left=1)
+    with_over = not (with_order and with_place)  # there is no room for all
+    made = table(*names, "KiB", "time", *["over"] * with_over, "busiest", "stall", left=0)
     made.padding = (0, 1, 0, 0)
     best = t.candidates[0].makespan_ps
     for c in rows:
@@ -81,10 +90,10 @@ def _candidates(t: Tuned, rows: Sequence[Candidate]) -> str:
         if with_order:
             cells.append("".join(LETTERS[n] if c.given[n] else "-" for n in SWITCHES if n in t.space))
         if with_place:
-            cells.append(" ".join(f"{tile}:{place[:4]}" for tile, place in c.given.get("place", {}).items()))
+            cells.append(" ".join(f"{tile}:{place[0]}" for tile, place in c.given.get("place", {}).items()))
         over = f"{100 * (c.makespan_ps / best - 1):.1f} %"
         cause, share = _stall(t, c)
-        cells += [f"{c.footprint.sram_bytes / 1024:.4g}", duration(c.seconds), over]
+        cells += [f"{c.footprint.sram_bytes / 1024:.4g}", duration(c.seconds), *[over] * with_over]
         made.add_row(*cells, f"{c.bound} {percent(_busy(c))}", f"{cause} {percent(share)}")
     return draw(made)
 
@@ -123,12 +132,15 @@ def _why(t: Tuned) -> Iterator[str]:
         others.append(("the authors' schedule" if t.kernel else "the default", t.default))
     for name, other in others:
         yield f"Against {name} ({_called(other)}, {duration(other.seconds)}): {_difference(t, best, other)}"
-    yield (f"Times are predicted (fair fidelity). The best keeps {UNIT_WORDS[best.bound]} busiest, for "
-           f"{percent(_busy(best))} of the time.")  # fmt: skip
+    most = f"keeps {UNIT_WORDS[best.bound]} busiest, for" if best.bound != "launch" else "is launched for"
+    yield f"Times are predicted (fair fidelity). The best {most} {percent(_busy(best))} of the time."
 
 
 def _difference(t: Tuned, best: Candidate, other: Candidate) -> str:
     """What the unit of the products does less or more of in the best."""
+    if best.makespan_ps == other.makespan_ps:
+        less = best.footprint.sram_bytes < other.footprint.sram_bytes
+        return "both take the same time" + (", the best with less SRAM." if less else ".")
     ours, theirs = _account(t, best), _account(t, other)
     gained = {name: theirs[name] - ours[name] for name in ours}
     told = {name: gain for name, gain in gained.items() if abs(gain) >= SMALL * best.seconds}

@@ -9,6 +9,7 @@ fidelity) in the order of their bounds, until no bound that is left is below the
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -297,14 +298,15 @@ def _space(search: Search, limits: Mapping[str, Sequence[Any]], *, for_triton: b
         space[name] = tuple(v for n, v in enumerate(whole) if v not in whole[:n])
         for value in space[name]:
             Schedule(**{"block_q": 64, "block_k": 64, name: value})  # refuses what no schedule has
+            if for_triton and not _of_triton(value):
+                raise InputError(f"{name}: Triton has no {value}: its sizes are powers of two, its stages one number")
     search.complete({name: values[0] for name, values in space.items()})  # refuses a kernel of another machine
     return space
 
 
 def _of_triton(value: Any) -> bool:
     """Whether a triton.Config can say it: powers of two, one number of stages."""
-    number = value[0] if isinstance(value, tuple) else value
-    return not isinstance(value, tuple) or len(value) == 1 if isinstance(value, tuple) else number & (number - 1) == 0
+    return len(value) == 1 if isinstance(value, tuple) else value & (value - 1) == 0
 
 
 def _places(search: Search, space: Mapping[str, Sequence[Any]]) -> tuple[Given, ...]:
@@ -483,10 +485,13 @@ def _pool(workers: int) -> Iterator[Executor | None]:
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     before = {name: os.environ.get(name) for name in names}
     os.environ.update(dict.fromkeys(names, "1"))  # read by the processes as they start
+    ignore = signal.SIGINT, signal.SIG_IGN  # this process alone says that it was interrupted
+    spawn = get_context("spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=spawn, initializer=signal.signal, initargs=ignore)
     try:
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            yield pool
+        yield pool
     finally:
+        pool.shutdown(cancel_futures=True)
         for name, value in before.items():
             if value is None:
                 del os.environ[name]

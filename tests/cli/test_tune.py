@@ -23,7 +23,7 @@ def test_the_answer_comes_first_and_fits_80_columns(iosim: Iosim) -> None:
     assert (answer.code, answer.err) == (0, "")
     assert max(map(len, answer.out.splitlines())) <= 80
     best = next(line for line in answer.out.splitlines() if line.startswith("Best for flash2: 64 x "))
-    assert answer.out.index(best) < answer.out.index("largest stall")
+    assert answer.out.index(best) < answer.out.index("busiest")
     text = " ".join(answer.out.split())
     assert "Best for each number of stages:" in text
     assert "12 candidates: the machine's rules remove 8" in text  # p or q in registers, from which SQMMA cannot read
@@ -37,6 +37,19 @@ def test_switches_of_an_order_have_a_column(iosim: Iosim) -> None:
     assert max(map(len, answer.out.splitlines())) <= 80
     assert " PTO " in answer.out
     assert "P a producer" in answer.out
+
+
+def test_every_column_fits_where_order_and_staging_are_searched(iosim: Iosim) -> None:
+    """The H200's matrix unit takes P and Q from SRAM and from registers."""
+    args = ("tune", "-n", "256", "-d", "64", "--hw", "h200-sxm", "--dataflow", "flash3", "--block-q", "128",
+            "--block-k", "128", "--stages", "2,1", "--groups", "2")  # fmt: skip
+    answer = iosim(*args)
+    assert (answer.code, answer.err) == (0, "")
+    assert max(map(len, answer.out.splitlines())) <= 80
+    rows = [line.split() for line in answer.out.splitlines() if line.startswith("128 x 128")]
+    assert len(rows) == 11  # ten, and one for two stages
+    assert any("q:r" in row for row in rows)
+    assert "q:r is q in registers" in " ".join(answer.out.split())
 
 
 def test_json_follows_its_schema_and_does_not_change(iosim: Iosim) -> None:
@@ -103,6 +116,7 @@ def test_emitted_configs_are_a_list_of_tritons(iosim: Iosim) -> None:
         (("--dataflow", "softmax-online"), "no block_q and block_k to search"),
         (("--hw", "mp22"), "no time without"),
         (("--block-k", "20"), "the rules remove all"),
+        (("--block-q", "96", "--emit", "triton"), "--block-q: Triton has no 96"),
     ],
 )
 def test_bad_input_is_one_line(iosim: Iosim, args: tuple[str, ...], message: str) -> None:

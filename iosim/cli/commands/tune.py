@@ -56,7 +56,7 @@ def tune(form: Form, **options: Any) -> None:
 
     \b
     Example: iosim tune -n 4096 -d 128 -H 32 --dataflow flash3
-             iosim tune -n 4096 -d 64 -H 16 --hw h200-sxm --kernel triton --emit triton
+             iosim tune -n 4096 -d 64 --hw h200-sxm --kernel triton --emit triton
     """
     problem, emit = problem_of(options), options["emit"]
     if options["kernel"] is not None and options["dataflow"] is not None:
