@@ -38,11 +38,10 @@ def render(t: Tuned) -> str:
     ]
     if any(name in t.space for name in SWITCHES):
         parts += paragraph(ORDER_WORDS)
-    moved = dict(move for c in (*t.candidates, *t.by_stages) for move in c.given.get("place", {}).items())
+    moved = {tile: place for c in (*t.candidates, *t.by_stages) for tile, place in c.given.get("place", {}).items()}
     if moved:
-        parts += paragraph(
-            f"staged: {', '.join(f'{k}:{place[0]} is {k} in {PLACES.get(place, place)}' for k, place in moved.items())}."
-        )
+        words = (f"{tile}:{place[0]} is {_moved(tile, place)}" for tile, place in moved.items())
+        parts += paragraph(f"staged: {', '.join(words)}.")
     for text in _why(t):
         parts += paragraph(text)
     return "\n".join([*parts, "", *_counts(t)]) + "\n"
@@ -70,9 +69,12 @@ def _called(c: Candidate) -> str:
     text = f"{s.block_q} x {s.block_k}, {stages} {'stage' if stages == '1' else 'stages'}, "
     text += count(s.groups, "warp group", "warp groups")
     off = [f"no {name}" for name in SWITCHES if c.given.get(name) is False]
-    return ", ".join(
-        [text, *off, *(f"{tile} in {PLACES.get(place, place)}" for tile, place in c.given.get("place", {}).items())]
-    )
+    return ", ".join([text, *off, *(_moved(tile, place) for tile, place in c.given.get("place", {}).items())])
+
+
+def _moved(tile: str, place: str) -> str:
+    """Where a tile was moved, in words."""
+    return f"{tile} in {PLACES.get(place, place)}"
 
 
 def _candidates(t: Tuned, rows: Sequence[Candidate]) -> str:
