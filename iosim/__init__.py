@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from iosim.study.models import Model, load_model, model_problem
     from iosim.study.precision import Precision, precision
     from iosim.study.run import Comparison, Run, compare, run
+    from iosim.study.tune import Tuned, tune
 
 __version__ = "0.1.0"
 
@@ -43,6 +44,7 @@ _HOMES = {
     "Run": "study.run",
     "Schedule": "schedule",
     "Step": "schedule",
+    "Tuned": "study.tune",
     "compare": "study.run",
     "compare_model": "study.layers",
     "dataflow_names": "dataflows",
@@ -55,6 +57,7 @@ _HOMES = {
     "profile_names": "hardware",
     "run": "study.run",
     "show": "program",
+    "tune": "study.tune",
 }
 
 __all__ = [
@@ -73,6 +76,7 @@ __all__ = [
     "Run",
     "Schedule",
     "Step",
+    "Tuned",
     "compare",
     "compare_model",
     "dataflow_names",
@@ -85,6 +89,7 @@ __all__ = [
     "profile_names",
     "run",
     "show",
+    "tune",
 ]
 
 

@@ -598,7 +598,10 @@ class Hardware:
                     f"{self.name}: has no unit {name!r}{nearest(name, known)}; it has {', '.join(map(repr, known))}"
                 )
             unit = known[name]
-            out = replace(out, matrix=unit) if isinstance(unit, MatrixUnit) else replace(out, copy=unit)
+            if isinstance(unit, MatrixUnit):
+                out = out if out.matrix is unit else replace(out, matrix=unit)
+            else:
+                out = out if out.copy is unit else replace(out, copy=unit)
         return out
 
     def at_clock(self, clock_hz: int) -> "Hardware":

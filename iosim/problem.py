@@ -151,6 +151,8 @@ class Attention:
 
 def require_int(name: str, value: object, low: int, high: int) -> int:
     """`value` if it is an int in [low, high]; raises InputError that names the field and the range otherwise."""
+    if type(value) is int and low <= value <= high:
+        return value  # at once: what follows is slow
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         raise InputError(f"{name}: {value!r} is not a whole number")
     number = index(value)  # an int also from numpy's integers

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import simpy
 
 from iosim.interpreters.engine import Arbiter, Cause, Log, Progress, Unit, Who, later
-from iosim.interpreters.model import Action, Iteration, Lengths, Model, Shape, Task, Transfer, Visit
+from iosim.interpreters.model import Action, Cost, Iteration, Lengths, Model, Shape, Task, Transfer, Visit
 from iosim.interpreters.recording import Recorder
 
 Process: TypeAlias = Generator[simpy.Event, Any, None]
@@ -65,6 +65,7 @@ def share(length: int, n: int, pieces: int) -> int:
 
 
 Stays: TypeAlias = Sequence[Stay]  # what a block does
+Piece: TypeAlias = tuple[int, Lengths, tuple[tuple[Unit, int], ...]]  # of a phase: chain, ps by unit, units with ps
 
 
 def unroll(shape: Shape, parts: int) -> Stays:
@@ -103,6 +104,7 @@ class Block:
         self.turns: dict[tuple[int, str, int], Progress] = {}
         self.leaving, self.left = 0, Progress()
         self.here: dict[str, Progress] = {}
+        self.cuts: dict[tuple[int, int], tuple[Piece, ...]] = {}
 
     def run(self, logs: Mapping[tuple[str, int], Log]) -> Process:
         """Run the block to its end; `logs` has a log for each (role, rank)."""
@@ -127,6 +129,17 @@ class Block:
             log.state = "tail"
         del self.floor.open[self.number]
         self.floor.ended.append(now)
+
+    def cut(self, cost: Cost, pieces: int) -> tuple[Piece, ...]:
+        """What computing takes in so many pieces.  The model keeps its costs, so that their ids name them."""
+        key = id(cost), pieces
+        if key not in self.cuts:
+            whole = [tuple((name, share(length, n, pieces)) for name, length in cost.lengths) for n in range(pieces)]
+            self.cuts[key] = tuple(
+                (share(cost.chain, n, pieces), one, tuple((self.processor.units[name], length) for name, length in one))
+                for n, one in enumerate(whole)
+            )
+        return self.cuts[key]
 
     def turn(self, n: int, role: str, rank: int) -> Progress:
         """How often group `rank` of a role has been given the turn in segment n."""
@@ -290,22 +303,23 @@ class Group:
         """
         block, n = self.block, stay.part
         nth, work = stay.before[n] + u, stay.work[u][task.number]
-        env, units = block.env, block.processor.units
+        env = block.env
         who, start = self.name(stay, task, u), int(env.now)
         if log is not None:
             log.mark(start)
             log.state, log.who = task.cause, who
-        pieces = (block.model.pieces if log is not None else 1) if work.lengths else 0
-        for piece in range(pieces):
-            lengths = tuple((name, share(length, piece, pieces)) for name, length in work.lengths)
-            chain = share(work.cost.chain, piece, pieces)
+        pieces = block.model.pieces if log is not None else 1
+        for piece, (chain, lengths, parts) in enumerate(block.cut(work.cost, pieces) if work.lengths else ()):
             now = int(env.now)
+            end = now + chain
             if block.floor.scripted:
                 yield from self.piece(self.name(stay, task, u, piece), lengths)
-                end = int(env.now)
             else:
-                end = max([units[name].book(now, length, self.log, who) for name, length in lengths])
-            yield env.timeout(max(end, now + chain) - int(env.now))
+                for unit, length in parts:
+                    booked = unit.book(now, length, self.log, who)
+                    if booked > end:
+                        end = booked
+            yield env.timeout(max(0, end - int(env.now)))
         if work.cost.lag:
             yield env.timeout(work.cost.lag)
         if log is not None:

@@ -175,12 +175,17 @@ class Unit:
 
     def idle(self, until: int, log: Log, who: Who | None = None) -> None:
         """Book the time from `free` until then, if any, to what `log` says its process did."""
-        if until > self.free:
-            for cause, length in log.between(self.free, until):
-                self.stalls[cause] += length
-                if self.spans is not None:
-                    self.spans.append(Spell(self.free, self.free + length, cause, who))
-                self.free += length
+        if until <= self.free:
+            return
+        if self.spans is None and log.ends[-1] <= self.free:  # all of it in the open span
+            self.stalls[log.state] += until - self.free
+            self.free = until
+            return
+        for cause, length in log.between(self.free, until):
+            self.stalls[cause] += length
+            if self.spans is not None:
+                self.spans.append(Spell(self.free, self.free + length, cause, who))
+            self.free += length
 
 
 Request: TypeAlias = tuple[

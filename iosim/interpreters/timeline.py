@@ -22,6 +22,7 @@ from iosim.errors import InputError, nearest
 from iosim.hardware import Hardware, Power
 from iosim.interpreters.blocks import Block, Floor, Process, Processor, Stays, unroll
 from iosim.interpreters.engine import CAUSES, Arbiter, Bucket, FairShare, Log, Script, Spell, Turns, Unit
+from iosim.interpreters.ledger import Ledger
 from iosim.interpreters.model import Iteration, Model, Repeat, Shape, Visit, visits
 from iosim.interpreters.recording import Recorder, Recording, Watch, lives
 from iosim.memory.cache import DeviceTraffic, DramFlow
@@ -117,13 +118,15 @@ def timeline(
     record: bool = False,
     script: Script | None = None,
     watch: Watch | None = None,
+    enough_ps: int | None = None,
 ) -> Timeline:
     """Run `program` on `hardware`; `traffic` says how much of each load and store reaches DRAM.
 
     With `record` the result carries the order in which every unit served (`chip` only); with `script` that order is
     kept, which makes the run monotone in every rate.  `watch` asks for recordings, which simulations of their own make:
-    in `fair` of a processor full of alike blocks, the first that it gets.  Raises CapacityError for a block that does
-    not fit, InputError for an unknown fidelity or a machine that lacks a number which time needs.
+    in `fair` of a processor full of alike blocks, the first that it gets.  Of a kernel that takes more than `enough_ps`
+    at its highest clock nobody wants to know how much more a lower one takes.  Raises CapacityError for a block that
+    does not fit, InputError for an unknown fidelity or a machine that lacks a number which time needs.
     """
     if fidelity not in FIDELITIES:
         raise InputError(f"fidelity: {fidelity!r} is not one of {', '.join(FIDELITIES)}{nearest(fidelity, FIDELITIES)}")
@@ -154,7 +157,7 @@ def timeline(
                 attempts.append(Script())
             return _Chip(model, attempts[-1] if record else None, script).run()
 
-        run = _at_its_clock(kernel, hardware.with_units(own.units), at)
+        run = _at_its_clock(kernel, hardware.with_units(own.units), at, enough_ps)
         kernels.append(run.time)
         if watch is not None and watch.kernel in (None, kernel.name):
             recordings[kernel.name] = (_Fair(run.model) if fidelity == "fair" else _Chip(run.model)).record(watch)
@@ -166,18 +169,20 @@ def timeline(
     return Timeline(fidelity, tuple(kernels), moved, made, recordings)
 
 
-def _at_its_clock(kernel: Kernel, hardware: Hardware, at: Callable[[Hardware], _Run]) -> _Run:
+def _at_its_clock(
+    kernel: Kernel, hardware: Hardware, at: Callable[[Hardware], _Run], enough_ps: int | None = None
+) -> _Run:
     """The run of a kernel at the clock that it can hold.
 
     Processors that execute matrix instructions have a ceiling of their own, and board power grows with the cube of the
     clock and with the share of the matrix unit that is at work, which depends on the clock in turn.
     """
-    products = any(isinstance(n, Compute) and n.op == "matmul" and on_matrix_unit(n) for n, _ in walk(kernel.body))
-    ceiling = (hardware.matrix_hz if products else hardware.boost_hz) or hardware.clock_hz or 0
+    products = _has_products(kernel)
+    ceiling = _ceiling(kernel, hardware)
     run = at(hardware.at_clock(ceiling))
     power, clock = hardware.power, ceiling
     for _ in range(CLOCK_STEPS):
-        if power is None or not products:
+        if power is None or not products or (enough_ps is not None and run.time.makespan_ps > enough_ps):
             break
         watts = _watts_per_ghz3(run, hardware.at_clock(clock), power)
         ghz = (power.limit_w / watts) ** (1 / 3)
@@ -187,6 +192,30 @@ def _at_its_clock(kernel: Kernel, hardware: Hardware, at: Callable[[Hardware], _
         clock = new
         run = at(hardware.at_clock(clock))
     return run
+
+
+def _has_products(kernel: Kernel) -> bool:
+    return any(isinstance(n, Compute) and n.op == "matmul" and on_matrix_unit(n) for n, _ in walk(kernel.body))
+
+
+def _ceiling(kernel: Kernel, hardware: Hardware) -> int:
+    """The highest clock at which a kernel's processors run, in Hz."""
+    return (hardware.matrix_hz if _has_products(kernel) else hardware.boost_hz) or hardware.clock_hz or 0
+
+
+def least_ps(program: Program, counted: Ledger, schedule: Schedule, hardware: Hardware) -> int:
+    """What no `fair` run of the program falls below, in ps: launches, and the busiest unit at the highest clock.
+
+    DRAM is left out, so that no cache need be simulated; `counted` is the program's ledger.
+    """
+    total = 0
+    for kernel in program.kernels:
+        own = schedule.of(kernel.name)
+        machine = hardware.with_units(own.units)
+        flows = tuple(DramFlow(f, 0, 0, 0) for f in counted.flows if f.kernel == kernel.name)
+        model = Model(kernel, own, machine.at_clock(_ceiling(kernel, machine)), flows)
+        total += machine.launch_ps + _Fair(model).at_least()
+    return total
 
 
 def _watts_per_ghz3(run: _Run, hardware: Hardware, power: Power) -> float:
@@ -445,6 +474,16 @@ class _Fair:
         kernel = self.model.kernel
         active = min(self.count, kernel.blocks)
         resident = min(self.model.footprint.resident, -(-kernel.blocks // active))
+        busy, moved = self.whole()
+        place = self.waves if len(self.alike) == 1 else self.mixed
+        parts, makespan, occupied = place(active, resident)
+        least = max(length if name in SHARED else -(-length // active) for name, length in busy.items())
+        makespan = max(makespan, least)
+        units = {name: self.books(name, busy[name], parts, makespan, occupied) for name in busy}
+        return _Run(self.model, _kernel_time(self.model, makespan, active, units, self.spread_pct(resident)), moved)
+
+    def whole(self) -> tuple[dict[str, int], dict[tuple[str, str], int]]:
+        """Ps for which each unit is busy and bytes by (tensor, direction), over all blocks."""
         busy: dict[str, int] = dict.fromkeys((*SHARED, *OWN), 0)
         moved: dict[tuple[str, str], int] = {}
         for kind in self.model.classes:
@@ -453,12 +492,21 @@ class _Fair:
                 busy[name] += length * kind.count
             for key, bytes_ in one.moved.items():
                 moved[key] = moved.get(key, 0) + bytes_ * kind.count
-        place = self.waves if len(self.alike) == 1 else self.mixed
-        parts, makespan, occupied = place(active, resident)
+        return busy, moved
+
+    def at_least(self) -> int:
+        """Ps that no run of the kernel, launch left out, falls below: its waves, each at what its units are busy."""
+        blocks = self.model.kernel.blocks
+        active = min(self.count, blocks)
+        resident = min(self.model.footprint.resident, -(-blocks // active))
+        busy, _ = self.whole()
         least = max(length if name in SHARED else -(-length // active) for name, length in busy.items())
-        makespan = max(makespan, least)
-        units = {name: self.books(name, busy[name], parts, makespan, occupied) for name in busy}
-        return _Run(self.model, _kernel_time(self.model, makespan, active, units, self.spread_pct(resident)), moved)
+        if len(self.alike) > 1:
+            return least
+        (shape,) = self.alike.values()
+        full, rest = divmod(blocks, active * resident)
+        waves = full * self.least(shape, ((active, resident),))
+        return max(least, waves + (self.least(shape, deal(rest, self.count)) if rest else 0))
 
     @cached_property
     def alike(self) -> dict[Profile, Shape]:

@@ -8,8 +8,8 @@ the stages less one.  A [split] says by which library's rule the keys are cut wh
 tiles.  `contiguous` names the inputs that the library copies first where its caller has them strided.  `code_bytes` are
 what the first kernel of a call reads beside its tensors: code, constants, parameters.  A [kernels.NAME] has what one
 kernel of the program has otherwise: fields, the sizes of a matrix product, by which its library picks a tile, or a list
-of kernels by the length of a row (library.py).  A file that is `like` another has all of that file which it does not
-say itself.
+of kernels by the length of a row (library.py).  `compiler` names the one whose registers, spills and waits follow from
+the tile (iosim/memory/triton.py).  A file that is `like` another has all of that file which it does not say itself.
 
 What a kernel's code takes beyond the operations of its program (`instructions`, `cycles`; see Schedule) was counted by
 hardware or measured; each file says where.
@@ -30,6 +30,7 @@ from iosim.dataflows.split_rules import cudnn_splits, flash1_splits, flash2_spli
 from iosim.errors import InputError, nearest
 from iosim.index import cdiv
 from iosim.kernels.library import Code, Lengths, Product
+from iosim.memory.triton import compiled
 from iosim.program import Builder, Load, Loop, Node, Program, Tensor, rows
 from iosim.schedule import GROUP_ROWS, SEPARATE, Order, Role, Schedule, Step
 
@@ -118,6 +119,7 @@ class _File(_Table):
     split: _Split | None = None
     contiguous: tuple[str, ...] = ()
     code_bytes: int = 0
+    compiler: Literal["triton"] | None = None
     kernels: Mapping[str, _Part] = {}
 
 
@@ -161,6 +163,8 @@ class Kernel:
             own["orders"] = {o.loop: _order(o, own) for o in fitting}
             shares = {tile: host for o in {o.loop: o for o in fitting}.values() for tile, host in o.shares.items()}
             own["shares"] = {**shares, **own.get("shares", {})}
+        if self.file.compiler is not None:
+            own |= {name: value for name, value in compiled(a, own).items() if name not in given}
         return own
 
     def splits(self, a: Attention, processors: int | None) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import ceil
+from typing import Any
 
 from iosim.dtypes import dtype
 from iosim.problem import Attention
@@ -18,6 +20,7 @@ def sram_bytes(a: Attention, block_q: int, block_k: int, stages: int) -> int:
     return dtype(a.dtype).bytes * (block_q * a.d + block_k * keys)
 
 
+WARPS = 4  # of a warp group
 SERIAL = 192  # registers of accumulators (S and O) from which on ptxas lets one wgmma at a time be under way
 SERIAL_CYCLES = 31  # that each then waits for the one before
 
@@ -48,3 +51,14 @@ def registers(a: Attention, block_q: int, block_k: int, stages: int, warps: int)
     passing = min(16, 2 * block_k * a.d * 2 / (16 * 32 * warps)) if stages == 1 else 0
     need = 19.8 + 16.5 * wide + scores * (0.70 + 0.45 * wide) + 1.21 * outputs + 0.91 * passing
     return min(255, ceil(need)), ceil(1.3 * (need - 255)) if need > 262 else 0
+
+
+def compiled(a: Attention, settled: Mapping[str, Any]) -> dict[str, Any]:
+    """What Triton's compiler adds to the `settled` fields of a schedule: registers, spills, buffers, waits."""
+    block_q, block_k, stages, groups = (settled[name] for name in ("block_q", "block_k", "stages", "groups"))
+    warps = WARPS * groups
+    held, spilled = registers(a, block_q, block_k, stages[0], warps)
+    added: dict[str, Any] = {"registers": held, "spills": spilled}
+    if serial := serial_cycles(a, block_q, block_k, warps):
+        added["cycles"] = {**settled.get("cycles", {}), **serial}
+    return added

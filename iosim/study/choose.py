@@ -53,6 +53,15 @@ def unfitting(dataflow: Dataflow, a: Attention, hardware: Hardware, given: Mappi
     return rule()[0] if dataflow.plan is None else dataflow.plan(a, hardware, given, rule)[0]
 
 
+def complete(dataflow: Dataflow, a: Attention, hardware: Hardware, given: Mapping[str, Any]) -> Schedule:
+    """The schedule with `given` tile and stages and what follows from them; whether it fits is not looked at."""
+
+    def rule(also: Also | None = None, *, rows: Sequence[int] = ROWS, **settled: Any) -> tuple[Schedule, str]:
+        return _Choice(dataflow, a, hardware, {**settled, **given}, also, rows).complete({}), ""
+
+    return (rule() if dataflow.plan is None else dataflow.plan(a, hardware, given, rule))[0]
+
+
 @dataclass(frozen=True)
 class _Choice:
     """The general rule where the fields `given` are settled.

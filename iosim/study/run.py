@@ -354,8 +354,8 @@ def fields_of(schedule: Schedule | Mapping[str, Any] | None) -> Mapping[str, Any
         if name not in names:
             raise InputError(f"schedule: {name!r} is not one of {', '.join(names)}{nearest(name, names)}")
     fixed = dict(schedule or {})
-    if isinstance(fixed.get("stages"), int):
-        fixed["stages"] = (fixed["stages"],)
+    if isinstance(stages := fixed.get("stages"), int | list):
+        fixed["stages"] = (stages,) if isinstance(stages, int) else tuple(stages)
     return fixed
 
 

@@ -21,7 +21,6 @@ from iosim.kernels import kernel_names, load_kernel
 from iosim.memory.cache import DeviceTraffic, behind_caches
 from iosim.memory.counters import dirty_lines, l2_counted, with_dirty_lines
 from iosim.memory.onchip import Footprint, footprints
-from iosim.memory.triton import serial_cycles
 from iosim.problem import Attention
 from iosim.program import Program
 from iosim.schedule import Schedule
@@ -164,14 +163,12 @@ def _tile(row: Row) -> tuple[tuple[str, Any], ...]:
     given: dict[str, Any] = {"block_q": t.block_q, "block_k": t.block_k, "stages": (t.stages,), "groups": t.warps // 4}
     if t.registers is not None:
         given |= {"registers": t.registers, "spills": t.spills or 0}
-    if row.problem is not None and (serial := serial_cycles(row.problem, t.block_q, t.block_k, t.warps)):
-        given["cycles"] = tuple({**load_kernel("triton").file.settings["cycles"], **serial}.items())
     return tuple(given.items())
 
 
 @lru_cache(maxsize=64)
 def _call(name: str, a: Attention, machine: Hardware, tile: tuple[tuple[str, Any], ...], strided: bool) -> Modelled:
-    given = {key: dict(value) if key == "cycles" else value for key, value in tile}
+    given = dict(tile)
     kernel = load_kernel(name)
     flow = kernel.dataflow(strided=strided)
     schedule, _ = choose(flow, a, machine, given)
