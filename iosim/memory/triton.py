@@ -34,17 +34,29 @@ def serial_cycles(a: Attention, block_q: int, block_k: int, warps: int) -> dict[
     return {"qk": each * -(-a.d // 16) * SERIAL_CYCLES, "pv": each * -(-block_k // 16) * SERIAL_CYCLES}
 
 
+# Registers of a thread by what is live in it, and words that it spills.  Both laws are fitted to 130 tiles measured on
+# an H200 (d = 64, 128) and 51 that Triton 3.6 compiled of a kernel like it for sm_90 (d = 32, 64, 256).
+ALWAYS, BY_DEPTH = 10, 24 / 64  # addresses, statistics and loop state; Q's operand and offsets, for each of d
+LIVE = 1.2  # of a register for each element of scores and output, copies of what is rescaled and converted included
+PASSING = 0.83  # for each register through which a tile passes on its way to SRAM (one stage)
+ROOM = 478  # words below which nothing is spilled
+SPILLED_SCORES, SPILLED_OUTPUTS = 1.56, 2.31  # words for each element; outputs live through the whole loop
+SPILLED_PASSING, SPILLED_ONE_STAGE = 1.74, 120
+
+
 def registers(a: Attention, block_q: int, block_k: int, stages: int, warps: int) -> tuple[int, int]:
     """An estimate of a thread's registers and of the words that it spills, for a tile that nobody has compiled.
 
-    With E scores and A outputs a thread, the need is 19.8 + 16.5 d' + E (0.70 + 0.45 d') + 1.21 A for d' = d / 64, and
-    with one stage 0.91 of the registers through which a tile of K passes; what goes beyond 255, a little for which the
-    compiler finds room, is spilled.  Fitted to 68 tiles at d = 64 and 128 (Triton 3.6, H200), on which it is 5 off in
-    the mean and 28 at most; at other head dimensions it is a guess.
+    What is live decides: E scores and A outputs a thread (warps beyond a tile's rows share the outputs but repeat the
+    scores), and with one stage the V tile, which passes through registers while the scores are in the making.  The
+    compiler takes more registers than it must where it has them, so that what it takes and what it spills follow two
+    laws.  Registers are 5 off in the mean (28 at most) where they are below the cap, and give the blocks that fit in
+    125 of 130 tiles; 129 of these spill, or do not, as the law says.
     """
-    share, wide = max(1, 16 * warps // block_q), a.d / 64
-    rows = max(1, block_q // (16 * warps))
-    scores, outputs = rows * block_k / 2, rows * a.d_v / 2 / share
-    passing = min(16, 2 * block_k * a.d * 2 / (16 * 32 * warps)) if stages == 1 else 0
-    need = 19.8 + 16.5 * wide + scores * (0.70 + 0.45 * wide) + 1.21 * outputs + 0.91 * passing
-    return min(255, ceil(need)), ceil(1.3 * (need - 255)) if need > 262 else 0
+    group, rows = 16 * warps, max(1, block_q // (16 * warps))
+    scores, outputs = rows * block_k / 2, rows * a.d_v / 2 / max(1, group // block_q)
+    passing = block_k * a.d_v / (16 * warps) / 4 if stages == 1 else 0.0
+    need = ALWAYS + BY_DEPTH * a.d + LIVE * (scores + outputs) + PASSING * passing
+    spilled = SPILLED_SCORES * scores + SPILLED_OUTPUTS * outputs + SPILLED_PASSING * passing - ROOM
+    spilled += SPILLED_ONE_STAGE * (stages == 1)
+    return min(255, ceil(need)), max(0, round(spilled))
