@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 IN_STEP = 16  # blocks that load one tile, from which on the L2 merges what they ask for
 # Spilled registers, fitted to 43 tiles measured on an H200: stores and loads of each in a turn of the loop, and how
 # much of an L1 and of an L2 they can take.
-SPILL_TRIPS, L1_USABLE, L2_USABLE = 1.46, 0.7, 0.95
+SPILL_TRIPS, L1_USABLE, L2_USABLE = 1.46, 0.7, 0.5
 PIECES = 6  # where warp groups contend, a phase books its units in this many pieces, so that they interleave
 
 Lengths: TypeAlias = tuple[tuple[str, int], ...]  # (unit, ps)
@@ -325,8 +325,8 @@ class Model:
     def _spilled(self) -> int:
         """Bytes that spilled registers move in one turn of the loop with the scores, in terms of SRAM bandwidth.
 
-        They live in the L1, or in the L2 or beyond when those of all resident blocks do not fit there: L1 caches that
-        are read in turn keep all or nothing.
+        They live in the L1, or in the L2 when those of all resident blocks do not fit there: L1 caches that are read in
+        turn keep all or nothing.  What the L2 cannot hold is served by DRAM.
         """
         rates = self.hardware.spill_bytes_per_clock
         if not self.schedule.spills:
@@ -342,8 +342,9 @@ class Model:
         first = L1_USABLE * (sram.unified_bytes - self.footprint.resident * self.footprint.sram_bytes)
         chip = held * (self.hardware.processors or 1)
         last = (self.hardware.l2.capacity_bytes or 0) if self.hardware.l2 is not None else 0
-        rate = rates[0 if held <= first else 1 if chip <= L2_USABLE * last else 2]
-        return round(bytes_ * SPILL_TRIPS * (sram.bandwidth or 0) / (rate * (self.hardware.clock_hz or 1)))
+        kept = min(1.0, L2_USABLE * last / chip)
+        clocks = 1 / rates[0] if held <= first else kept / rates[1] + (1 - kept) / rates[2]
+        return round(bytes_ * SPILL_TRIPS * (sram.bandwidth or 0) * clocks / (self.hardware.clock_hz or 1))
 
     def _special(self, nodes: Sequence[Compute]) -> int:
         """Special functions that the code of these nodes takes beyond its operations; see Schedule."""
