@@ -523,7 +523,8 @@ class Model:
         if isinstance(node, Load) and count:
             lengths["copy"] = duration(count, self.hardware.copy.bandwidth or 1)
             if self.places[node.tile.name] == "sram":
-                lengths["sram"] = duration(count, self.hardware.sram.bandwidth or 1)
+                passes = 2 if node.tile.name in self.schedule.through_registers else 1
+                lengths["sram"] = duration(passes * count, self.hardware.sram.bandwidth or 1)
         return Transfer(view.tensor.name, direction, count, tuple(lengths.items()))
 
     def latency(self, transfer: Transfer) -> int:

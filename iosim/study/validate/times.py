@@ -150,7 +150,7 @@ def _tile(row: Row) -> tuple[tuple[str, Any], ...]:
     if t.registers is not None:
         given |= {"registers": t.registers, "spills": t.spills or 0}
     if t.stages == 1:
-        given["shares"] = (("v", "k"),)
+        given |= {"shares": (("v", "k"),), "through_registers": ("k", "v")}
     if row.problem is not None and (serial := serial_cycles(row.problem, t.block_q, t.block_k, t.warps)):
         given["cycles"] = tuple({**load_kernel("triton").file.settings["cycles"], **serial}.items())
     return tuple(given.items())
