@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import ceil
 
 from iosim.dtypes import dtype
@@ -34,17 +35,31 @@ def serial_cycles(a: Attention, block_q: int, block_k: int, warps: int) -> dict[
     return {"qk": each * -(-a.d // 16) * SERIAL_CYCLES, "pv": each * -(-block_k // 16) * SERIAL_CYCLES}
 
 
-# Registers of a thread by what is live in it, and words that it spills.  Both laws are fitted to 130 tiles measured on
-# an H200 (d = 64, 128) and 51 that Triton 3.6 compiled of a kernel like it for sm_90 (d = 32, 64, 256).
-ALWAYS, BY_DEPTH = 10, 24 / 64  # addresses, statistics and loop state; Q's operand and offsets, for each of d
-LIVE = 1.2  # of a register for each element of scores and output, copies of what is rescaled and converted included
-PASSING = 0.83  # for each register through which a tile passes on its way to SRAM (one stage)
-ROOM = 478  # words below which nothing is spilled
-SPILLED_SCORES, SPILLED_OUTPUTS = 1.56, 2.31  # words for each element; outputs live through the whole loop
-SPILLED_PASSING, SPILLED_ONE_STAGE = 1.74, 120
+@dataclass(frozen=True, slots=True)
+class RegisterLaw:
+    """Registers of a thread by what is live in it, and the words that it spills.
+
+    Fitted to 130 tiles measured on an H200 (d = 64, 128) and 51 that Triton compiled of a kernel like it for d = 32,
+    64 and 256 (iosim/data/triton_compiled.csv); `iosim validate --cross` fits it again.
+    """
+
+    always: float = 10  # addresses, statistics, loop state
+    depth: float = 0.375  # for each of d: Q's operand, offsets
+    live: float = 1.2  # for each element of scores and output, copies of what is rescaled and converted included
+    passing: float = 0.83  # for each register through which a tile passes on its way to SRAM (one stage)
+    room: float = 478  # words below which nothing is spilled
+    spilled_scores: float = 1.56  # words for each element
+    spilled_outputs: float = 2.31  # the same; outputs live through the whole loop
+    spilled_passing: float = 1.74
+    spilled_one_stage: float = 120
 
 
-def registers(a: Attention, block_q: int, block_k: int, stages: int, warps: int) -> tuple[int, int]:
+LAW = RegisterLaw()
+
+
+def registers(
+    a: Attention, block_q: int, block_k: int, stages: int, warps: int, law: RegisterLaw = LAW
+) -> tuple[int, int]:
     """An estimate of a thread's registers and of the words that it spills, for a tile that nobody has compiled.
 
     What is live decides: E scores and A outputs a thread (warps beyond a tile's rows share the outputs but repeat the
@@ -56,7 +71,7 @@ def registers(a: Attention, block_q: int, block_k: int, stages: int, warps: int)
     group, rows = 16 * warps, max(1, block_q // (16 * warps))
     scores, outputs = rows * block_k / 2, rows * a.d_v / 2 / max(1, group // block_q)
     passing = block_k * a.d_v / (16 * warps) / 4 if stages == 1 else 0.0
-    need = ALWAYS + BY_DEPTH * a.d + LIVE * (scores + outputs) + PASSING * passing
-    spilled = SPILLED_SCORES * scores + SPILLED_OUTPUTS * outputs + SPILLED_PASSING * passing - ROOM
-    spilled += SPILLED_ONE_STAGE * (stages == 1)
+    need = law.always + law.depth * a.d + law.live * (scores + outputs) + law.passing * passing
+    spilled = law.spilled_scores * scores + law.spilled_outputs * outputs + law.spilled_passing * passing
+    spilled += law.spilled_one_stage * (stages == 1) - law.room
     return min(255, ceil(need)), max(0, round(spilled))
