@@ -100,7 +100,7 @@ def _table(runs: Sequence[Run], energy: bool) -> str:
     if len(runs) > 1:
         names = f"{_name(runs[0])}/{_name(runs[-1])}"
         table.add_column(names if len(names) <= 18 else "first/last", justify="right")
-    for label, cell, number in _rows(runs, energy):
+    for label, cell, number in rows(runs, energy):
         cells = [cell(r) for r in runs]
         if len(runs) > 1:
             cells.append("" if number is None else ratio(number(runs[0]), number(runs[-1])))
@@ -112,7 +112,8 @@ Cell = Callable[[Run], str]
 Number = Callable[[Run], float]
 
 
-def _rows(runs: Sequence[Run], energy: bool) -> Iterable[tuple[str, Cell, Number | None]]:
+def rows(runs: Sequence[Run], energy: bool = False) -> Iterable[tuple[str, Cell, Number | None]]:
+    """The lines of the table: a label, what a run says there, and the number behind it where runs are compared."""
     yield "extra memory", lambda r: size(r.ledger.extra_bytes), lambda r: r.ledger.extra_bytes
     if all(r.step is not None for r in runs):
         yield "peak memory", lambda r: size(r.ledger.peak_bytes), lambda r: r.ledger.peak_bytes
@@ -165,16 +166,11 @@ def _time(r: Run) -> str:
     return "unknown" if r.seconds is None else duration(r.seconds)
 
 
-def compute_unit(r: Run) -> str:
-    """The unit that does the most work: of matrix products the matrix unit, the vector lanes for fp32 and a softmax."""
-    return "vector" if r.problem.dtype == "fp32" or r.dataflow.computes == "softmax" else "matrix"
-
-
 def stall_of(r: Run) -> tuple[str, float] | None:
     """What the compute unit waits for most, and the share of the run that takes."""
     if r.timeline is None:
         return None
-    unit = r.timeline.units[compute_unit(r)]
+    unit = r.timeline.units[r.compute_unit]
     cause = max(unit.stalls_ps, key=lambda c: unit.stalls_ps[c])
     return cause, unit.stalls_ps[cause] / (unit.instances * r.timeline.makespan_ps)
 
@@ -341,8 +337,8 @@ def _time_words(runs: Sequence[Run]) -> str:
         text += f", {_name(slow)} {_takes(slow)} ({ratio(slow.seconds or 0, fast.seconds or 1)})"
     if stall is not None and fast.timeline is not None:
         text += f"; the busiest unit of {_name(fast)} is {UNIT_WORDS[fast.timeline.bound]}"
-        text += f" ({percent(busy_share(fast))} of the time), the largest stall of its {compute_unit(fast)} units is"
-        why = STARVED if stall[0] == "matrix" and compute_unit(fast) == "matrix" else STALL_WORDS[stall[0]]
+        text += f" ({percent(busy_share(fast))} of the time), the largest stall of its {fast.compute_unit} units is"
+        why = STARVED if stall[0] == "matrix" and fast.compute_unit == "matrix" else STALL_WORDS[stall[0]]
         text += f" {why} ({percent(stall[1])})"
     spreads = [f"{spread_pct(r)} % for {_name(r)}" for r in timed if spread_pct(r)]
     doubt = f" Simulating every processor (--fidelity chip) could differ by {', '.join(spreads)}." if spreads else ""
