@@ -100,7 +100,7 @@ def _table(p: Pipeline) -> str:
     body = "".join(
         "<tr>" + "".join(f"<td{_words(n)}>{escape(cell)}</td>" for n, cell in enumerate(row)) + "</tr>" for row in rows
     )
-    return (f'<div class="scroll" role="region" tabindex="0" aria-label="Pipeline by stages"><table><caption>By number '
+    return (f'<div class="scroll" role="group" tabindex="0" aria-label="Pipeline by stages"><table><caption>By number '
             f"of stages</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>")  # fmt: skip
 
 
