@@ -7,6 +7,7 @@ from textwrap import wrap
 from typing import Any
 
 import iosim
+from iosim.program import Kernel
 from iosim.report import text
 from iosim.report.document import chosen_fields
 from iosim.report.layout import WIDTH, paragraph
@@ -17,6 +18,10 @@ from iosim.study.explain import Explanation, Line, Step
 SCHEMA = "iosim.explain/1"
 LABEL = 20  # characters
 READABLE = 10**15  # a divisor above says nothing
+HOW = (
+    "Follows: what moved the line when it alone was changed (numbers of the profile at half and at double, options to "
+    "another value, the schedule held); the same with --json for every number by name."
+)
 
 
 def shown(e: Explanation) -> dict[str, str]:
@@ -48,13 +53,7 @@ def render(e: Explanation) -> str:
     return "\n".join(parts) + "\n"
 
 
-HOW = (
-    "Follows: what moved the line when it alone was changed (numbers of the profile at half and at double, options to "
-    "another value, the schedule held); the same with --json for every number by name."
-)
-
-
-def _grid(kernel: Any) -> str:
+def _grid(kernel: Kernel) -> str:
     axes = " x ".join(f"{axis} {extent:,}" for axis, extent in kernel.grid)
     return f"kernel {kernel.name} of {kernel.blocks:,} blocks ({axes})"
 

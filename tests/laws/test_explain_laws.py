@@ -21,7 +21,7 @@ from tests.laws.test_dataflow_laws import problems, schedules
 
 
 @pytest.mark.parametrize("name", CHECKS)
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(a=problems(longest=20), s=schedules())
 def test_steps_give_the_bytes_of_the_ledger(name: str, a: Attention, s: Schedule) -> None:
     program = load_dataflow(name)(a, s)
@@ -38,7 +38,7 @@ def test_steps_give_the_bytes_of_the_ledger(name: str, a: Attention, s: Schedule
 
 
 @pytest.mark.parametrize("name", ["flash2", "flash-backward", "split-kv"])
-@settings(max_examples=6)
+@settings(max_examples=5)
 @given(a=problems(longest=6), s=schedules(largest=4))
 def test_the_parts_of_a_load_are_what_counting_one_by_one_finds(name: str, a: Attention, s: Schedule) -> None:
     """Their product is the number of elements inside the tensor, added up over every iteration of every block."""

@@ -9,7 +9,7 @@ import click
 
 from iosim.cli.group import command
 from iosim.cli.options import subject_of, subject_options
-from iosim.cli.output import Form, answer_options, progress
+from iosim.cli.output import CheckError, Form, answer_options, progress
 
 
 @command("explain")
@@ -41,3 +41,5 @@ def explain(form: Form, check: bool, depends: bool, **options: Any) -> None:
         run = evaluate(plan, subject.fidelity, checked)
         found = explained(plan, run, subject.given, depends=depends, note=note)
     form.give(partial(render, found), partial(document, found, {**options, "check": check, "depends": depends}))
+    if checked is not None and checked.status == "failed":
+        raise CheckError(f"check of {plan.flow.name} failed: {checked.detail}")
