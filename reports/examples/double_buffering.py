@@ -2,7 +2,7 @@
 
 from iosim import Attention, InputError, run
 
-problem = Attention(n_q=4096, d=64, heads=16)
+problem = Attention(n_q=2048, d=64, heads=16)
 for machine in ("mp31", "h200-sxm"):
     print(f"{machine}, 128 x 64 tiles")
     before = None
