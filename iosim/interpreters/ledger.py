@@ -181,6 +181,46 @@ def executions(kernel: Kernel) -> Iterator[tuple[Compute, int]]:
             yield node, times[domain]
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A factor of what a load or store moves: indices that depend on each other, and tensor axes that follow them.
+
+    `ranges` are (index, lo, hi), outermost first; `axes` are places in the tensor's shape.  `amount` is the sum, over
+    the values of the indices, of the elements inside the tensor along these axes (1 without any), and `times` how many
+    values there are.
+    """
+
+    ranges: tuple[tuple[str, Ex, Ex], ...]
+    axes: tuple[int, ...]
+    amount: int
+    times: int
+
+
+def parts(kernel: Kernel, node: Load | Store, loops: Sequence[Loop]) -> tuple[Part, ...]:
+    """The factors of what `node` moves over all blocks, in elements: `hbm_bytes` is their product and the dtype's size.
+
+    A sum over indices of a product falls apart where nothing ties the indices together.
+    """
+    domain, clips = _domain(kernel, node, loops), _clips(node)
+    tied = [frozenset((r.axis,)) | indices(r.lo) | indices(r.hi) for r in domain.ranges]
+    tied += [indices(guard) for guard in domain.guards] + [indices(clip.start) for clip in clips]
+    groups: list[frozenset[str]] = []
+    for names in tied:
+        joined = frozenset(names).union(*(g for g in groups if g & names))
+        groups = [g for g in groups if not g & names] + ([joined] if joined else [])
+    out = []
+    order = [r.axis for r in domain.ranges]
+    for group in sorted(groups, key=lambda names: min(map(order.index, names))):
+        own = _Domain(
+            tuple(r for r in domain.ranges if r.axis in group), tuple(g for g in domain.guards if indices(g) <= group)
+        )
+        axes = tuple(n for n, clip in enumerate(clips) if indices(clip.start) and indices(clip.start) <= group)
+        amount = _total(own, [clips[n] for n in axes])
+        out.append(Part(tuple((r.axis, r.lo, r.hi) for r in own.ranges), axes, amount, _total(own, ())))
+    fixed = tuple(n for n, clip in enumerate(clips) if not indices(clip.start))
+    return (*out, *(Part((), (n,), _total(_Domain((), ()), [clips[n]]), 1) for n in fixed))
+
+
 def union_bytes(flows: Iterable[Flow]) -> int:
     """Bytes of one tensor that at least one of `flows`, all of that tensor, touches."""
     flows = [f for f in flows if f.hbm_bytes]
@@ -207,8 +247,7 @@ def _domain(kernel: Kernel, node: Load | Store | Compute, loops: Sequence[Loop])
 def _flow(kernel: Kernel, node: Load | Store, domain: _Domain) -> Flow:
     tensor = node.view.tensor
     size = dtype(tensor.dtype).bytes
-    spans = [ix if isinstance(ix, Span) else Span(ix, 1) for ix in node.view.index]
-    clips = [_Clip(s.start, s.size, n) for s, n in zip(spans, tensor.shape, strict=True)]
+    clips = _clips(node)
     hbm_bytes = size * _total(domain, clips)
     box = _box(domain, clips)
     direction: Direction = "read" if isinstance(node, Load) else "add" if node.add else "write"
@@ -223,6 +262,12 @@ def _flow(kernel: Kernel, node: Load | Store, domain: _Domain) -> Flow:
         box=box,
         node=node,
     )
+
+
+def _clips(node: Load | Store) -> list[_Clip]:
+    """One for each axis of the tensor."""
+    spans = [ix if isinstance(ix, Span) else Span(ix, 1) for ix in node.view.index]
+    return [_Clip(s.start, s.size, n) for s, n in zip(spans, node.view.tensor.shape, strict=True)]
 
 
 def _total(domain: _Domain, clips: Sequence[_Clip]) -> int:

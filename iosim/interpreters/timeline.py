@@ -52,8 +52,20 @@ class UnitTime:
 
 
 @dataclass(frozen=True, slots=True)
+class Wave:
+    """`times` rounds of `blocks` blocks each that add `each_ps` to the makespan."""
+
+    what: Literal["first", "further", "last"]
+    blocks: int
+    times: int
+    each_ps: int
+
+
+@dataclass(frozen=True, slots=True)
 class KernelTime:
     """One kernel's run, launch included.  `resident` blocks share a processor, of which `processors` get one.
+
+    `waves` and the launch add up to the makespan where alike blocks run in waves (`fair` only); empty elsewhere.
 
     `spread_pct` says how far the `chip` fidelity may be from this time; 0 where this is it.
     """
@@ -67,6 +79,7 @@ class KernelTime:
     units: Mapping[str, UnitTime]
     footprint: Footprint
     spread_pct: int
+    waves: tuple[Wave, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +165,8 @@ def timeline(
             if not model.footprint.resident:
                 raise CapacityError(model.footprint.complaint(machine))
             if fidelity == "fair":
-                return _Fair(model).run()
+                fair = _Fair(model)
+                return fair.with_waves(fair.run())
             if record:
                 attempts.append(Script())
             return _Chip(model, attempts[-1] if record else None, script).run()
@@ -469,6 +483,7 @@ class _Fair:
         self.model = model
         self.count = model.hardware.processors or 0
         self.known: dict[tuple[Shape, Kinds, int, bool], _Sample] = {}
+        self.rounds: tuple[Wave, ...] = ()
 
     def run(self) -> _Run:
         kernel = self.model.kernel
@@ -507,6 +522,12 @@ class _Fair:
         full, rest = divmod(blocks, active * resident)
         waves = full * self.least(shape, ((active, resident),))
         return max(least, waves + (self.least(shape, deal(rest, self.count)) if rest else 0))
+
+    def with_waves(self, run: _Run) -> _Run:
+        """The run with the waves that its makespan is made of, where it is."""
+        whole = run.time.launch_ps + sum(wave.times * wave.each_ps for wave in self.rounds)
+        waves = self.rounds if whole == run.time.makespan_ps else ()
+        return replace(run, time=replace(run.time, waves=waves))
 
     @cached_property
     def alike(self) -> dict[Profile, Shape]:
@@ -551,10 +572,15 @@ class _Fair:
             kinds = deal_after(rest, active, sample.ends, request(self.model, shape))
             parts.append((sample, full * active * resident))
             makespan = sample.first + (full - 1) * sample.steady
+            self.rounds = (
+                Wave("first", active * resident, 1, sample.first),
+                Wave("further", active * resident, full - 1, sample.steady),
+            )
             occupied = makespan * active
         if rest:
             sample = self.sample(shape, kinds, 1, fresh=not full)
             parts.append((sample, rest))
+            self.rounds += (Wave("last", rest, 1, sample.first),)
             makespan += sample.first
             occupied += sample.occupied
         return parts, makespan, occupied

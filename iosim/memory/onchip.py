@@ -163,21 +163,27 @@ def resident_blocks(hardware: Hardware, sram: int, tmem: int, registers: int, th
 
     `sram`, `tmem` (bytes), `registers` and `threads` are what one block takes.
     """
-    limits = {}
     if sram > hardware.sram.block_capacity_bytes or threads > hardware.max_threads_per_block:
         return 0, "SRAM" if sram > hardware.sram.block_capacity_bytes else "threads"
-    if held := sram + hardware.sram.reserved_per_block_bytes:
-        limits["SRAM"] = hardware.sram.capacity_bytes // held
-    if tmem and hardware.tmem is not None:
-        limits["tensor memory"] = hardware.tmem.capacity_bytes // tmem
-    if hardware.registers is not None:
-        limits["registers"] = hardware.registers // registers
-    if hardware.max_threads is not None:
-        limits["threads"] = hardware.max_threads // threads
-    if hardware.max_blocks is not None:
-        limits["blocks"] = hardware.max_blocks
+    limits = {what: has // takes for what, (has, takes) in shared(hardware, sram, tmem, registers, threads).items()}
     limit = min(limits, key=lambda name: limits[name])
     return limits[limit], limit
+
+
+def shared(hardware: Hardware, sram: int, tmem: int, registers: int, threads: int) -> dict[str, tuple[int, int]]:
+    """What resident blocks share: how much of it a processor has, and how much one block takes."""
+    out = {}
+    if held := sram + hardware.sram.reserved_per_block_bytes:
+        out["SRAM"] = hardware.sram.capacity_bytes, held
+    if tmem and hardware.tmem is not None:
+        out["tensor memory"] = hardware.tmem.capacity_bytes, tmem
+    if hardware.registers is not None:
+        out["registers"] = hardware.registers, registers
+    if hardware.max_threads is not None:
+        out["threads"] = hardware.max_threads, threads
+    if hardware.max_blocks is not None:
+        out["blocks"] = hardware.max_blocks, 1
+    return out
 
 
 def _sram_items(parts: Sequence[Segment], places: Places, schedule: Schedule) -> dict[str, int]:

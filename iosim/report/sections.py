@@ -137,6 +137,12 @@ class Section:
     machines: tuple[Hardware, ...] = ()
     request: Mapping[str, Any] = field(default_factory=dict)
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from iosim.report.notebook import section
+
+        return section(self)
+
 
 # ---------------------------------------------------------------- text
 

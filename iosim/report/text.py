@@ -100,7 +100,7 @@ def _table(runs: Sequence[Run], energy: bool) -> str:
     if len(runs) > 1:
         names = f"{_name(runs[0])}/{_name(runs[-1])}"
         table.add_column(names if len(names) <= 18 else "first/last", justify="right")
-    for label, cell, number in _rows(runs, energy):
+    for label, cell, number in rows(runs, energy):
         cells = [cell(r) for r in runs]
         if len(runs) > 1:
             cells.append("" if number is None else ratio(number(runs[0]), number(runs[-1])))
@@ -112,7 +112,8 @@ Cell = Callable[[Run], str]
 Number = Callable[[Run], float]
 
 
-def _rows(runs: Sequence[Run], energy: bool) -> Iterable[tuple[str, Cell, Number | None]]:
+def rows(runs: Sequence[Run], energy: bool = False) -> Iterable[tuple[str, Cell, Number | None]]:
+    """The lines of the table: a label, what a run says there, and the number behind it where runs are compared."""
     yield "extra memory", lambda r: size(r.ledger.extra_bytes), lambda r: r.ledger.extra_bytes
     if all(r.step is not None for r in runs):
         yield "peak memory", lambda r: size(r.ledger.peak_bytes), lambda r: r.ledger.peak_bytes

@@ -301,7 +301,7 @@ def _step(least: float) -> int:
 def _legend(p: Pipeline, letters: Mapping[str, str]) -> Iterator[str]:
     groups = ", ".join(f"{letter} {name}" for name, letter in letters.items())
     seen = {bar.what for _, r in p.shown for t in tracks(p, r) for bar in t.bars if bar.kind == "wait"}
-    waits = ", ".join(f"{LETTERS[c]} {_cause_words(c)}" for c in LETTERS if c in seen)
+    waits = ", ".join(f"{LETTERS[c]} {cause_words(c)}" for c in LETTERS if c in seen)
     yield from paragraph(
         f"Shown: {what_of(p)}. Loads: > from issue to arrival. Units: # busy, . idle. Warp groups: {groups}."
     )
@@ -309,7 +309,7 @@ def _legend(p: Pipeline, letters: Mapping[str, str]) -> Iterator[str]:
                          "time; percentages are of all of it.")  # fmt: skip
 
 
-def _cause_words(cause: str) -> str:
+def cause_words(cause: str) -> str:
     return {"launch": "start of the block", "tail": "no block left", "barrier": "a barrier or turn"}.get(
         cause, STALL_WORDS[cause].removeprefix("waiting for ")
     )
@@ -584,7 +584,7 @@ def _key(figure: Figure, p: Pipeline) -> None:
         Patch(facecolor=YELLOW, label="other vector work"),
     ]
     patches += [
-        Patch(facecolor="white", edgecolor=colour, hatch=hatch, label=f"waits: {_cause_words(cause)}")
+        Patch(facecolor="white", edgecolor=colour, hatch=hatch, label=f"waits: {cause_words(cause)}")
         for cause, (colour, hatch) in STALLS.items()
         if cause in seen
     ]

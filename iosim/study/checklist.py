@@ -62,6 +62,13 @@ class Checklist:
     lines: tuple[Line, ...]
     notes: tuple[str, ...]
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from iosim.report.checklist import render
+        from iosim.report.notebook import printed
+
+        return printed(render(self))
+
     def count(self, status: Status) -> int:
         """How many lines have a status."""
         return sum(line.status == status for line in self.lines)

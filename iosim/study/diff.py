@@ -80,6 +80,13 @@ class Difference:
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from iosim.report.diff import render
+        from iosim.report.notebook import printed
+
+        return printed(render(self))
+
     @property
     def same(self) -> bool:
         return not (self.changes or self.only_a or self.only_b)

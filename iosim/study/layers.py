@@ -50,6 +50,13 @@ class ModelComparison:
 
         return render(self)
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from iosim.report.model import render
+        from iosim.report.notebook import printed
+
+        return printed(render(self))
+
     @property
     def runs(self) -> tuple[Run, ...]:
         """The runs of all kinds of layer, of one layer each."""

@@ -66,6 +66,13 @@ class Pipeline:
     block: int | None = None
     fixed: str = ""
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from iosim.report.notebook import printed
+        from iosim.report.timeline import render
+
+        return printed(render(self))
+
     @property
     def shown(self) -> list[tuple[Case, Recording]]:
         """The cases that run, with their recordings."""

@@ -107,6 +107,13 @@ class Precision:
     rows: tuple[Row, ...]
     left_out: tuple[str, ...]
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from iosim.report.notebook import printed
+        from iosim.report.precision import render
+
+        return printed(render(self))
+
     def to_frame(self) -> pd.DataFrame:
         """One row a dataflow and format."""
         import pandas as pd

@@ -71,6 +71,10 @@ class Run:
         time = "no time" if self.seconds is None else f"{self.seconds:.3g} s"
         return f"<Run of {self.dataflow.name} on {self.hardware.name}: {time}>"
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return Comparison(self.problem, (self,))._repr_html_()
+
     @property
     def footprint(self) -> Footprint:
         """Of the kernel that takes most SRAM."""
@@ -187,6 +191,12 @@ class Comparison:
 
     def __repr__(self) -> str:
         return f"Comparison({', '.join(map(repr, self.runs))})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from iosim.report.notebook import comparison
+
+        return comparison(self)
 
     def each(self, change: Callable[[Run], Run]) -> Comparison:
         """The same with every run changed."""
@@ -427,6 +437,11 @@ def plan_of(problem: Attention, machine: Hardware, flow: Dataflow, given: Mappin
     """The program of a dataflow with `given` fields of the schedule, the others chosen; raises InputError."""
     schedule, why = choose(flow, problem, machine, given)
     return Plan(problem, machine, flow, schedule, why, flow(problem, schedule))
+
+
+def check_of(plan: Plan, seed: int = 0) -> Check:
+    """The numeric check of one plan."""
+    return _checks([plan], seed, None, lambda _: None)[plan.checked]
 
 
 def _checks(

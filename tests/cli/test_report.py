@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
 import re
@@ -10,6 +11,7 @@ import shutil
 import subprocess
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -91,7 +93,7 @@ def test_a_directory_of_other_things_is_refused_before_any_work(iosim: Iosim, tm
 
 @pytest.mark.slow
 def test_the_whole_report_is_there_and_its_page_works(iosim: Iosim, tmp_path: Path) -> None:
-    """In headless Chromium, where there is one: no error, and a click sorts by raw values."""
+    """In headless Chromium, where there is one: no error; clicks sort by raw values; plots and timeline answer."""
     place = tmp_path / "mp31"
     args = ("-n", "256,1024", "-d", "64", "-H", "1", "--dataflow", "standard", "--dataflow", "flash2")
     assert iosim("report", "all", *args, "--hw", "mp31", "-o", str(place)).code == 0
@@ -102,20 +104,62 @@ def test_the_whole_report_is_there_and_its_page_works(iosim: Iosim, tmp_path: Pa
     page = (place / "index.html").read_text()
     for name in ("memory", "io", "trend", "roofline"):
         assert page.count(f'<section id="{name}"') == 1
+    assert not re.search(r"""(?:src|href)=["'](?:https?:)?//""", page)  # it needs no network
     if CHROMIUM is None:
         pytest.skip("no Chromium here")
-    click = """<script>
-    const head = document.querySelectorAll("#trend th button")[1];
-    head.click(); head.click();
-    document.title = JSON.stringify([...head.closest("table").tBodies[0].rows].map((r) => r.cells[1].dataset.value));
-    </script>"""
-    (tmp_path / "clicked.html").write_text(page.replace("</body>", f"{click}</body>"))
-    command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
-    done = subprocess.run([*command, f"file://{tmp_path}/clicked.html"], capture_output=True, text=True, timeout=120)
-    assert "CONSOLE" not in done.stderr
-    found = re.search(r"<title>(\[.*?\])</title>", done.stdout)
-    assert found is not None
-    values = [float(value) for value in json.loads(found[1].replace("&quot;", '"'))]
+    found = in_chromium(tmp_path, page)
+    values = [float(value) for value in found["sorted"]]
     assert len(values) == 2
     assert values == sorted(values, reverse=True)
-    assert 'data-said="' in done.stdout
+    assert re.search(r": [\d.,]+ ", found["plot"])  # a mark says its value
+    loads, switched = found["hovered"], found["switched"]
+    assert re.match(r"load q: q, iteration 0, block 0; [\d.]+ [µn]s, from 0", loads)
+    assert len({found["one"], found["two"], switched}) == 3  # the kernel's time at 1, 2 and 3 stages
+    assert found["key"].startswith("load ")
+    assert found["zoomed"] != found["whole"] == found["home"]  # pixels
+    assert found["wide"] == 0  # nothing but tables and plots, in boxes of their own, is wider than the window
+
+
+ACTIONS = """
+const head = document.querySelectorAll("#trend th button")[1], out = {};
+head.click(); head.click();
+out.sorted = [...head.closest("table").tBodies[0].rows].map((r) => r.cells[1].dataset.value);
+const mark = document.querySelector("#trend .mark");
+mark.dispatchEvent(new PointerEvent("pointermove", { bubbles: true, clientX: 5, clientY: 5 }));
+out.plot = document.getElementById("said").textContent;
+const box = document.querySelector(".timeline"), canvas = box.querySelector("canvas");
+const told = box.querySelector(".told");
+const press = (key) => canvas.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+const two = told.textContent;
+out.two = two;
+out.whole = canvas.toDataURL();
+press("+"); out.zoomed = canvas.toDataURL();
+press("Home"); out.home = canvas.toDataURL();
+const at = canvas.getBoundingClientRect();
+canvas.dispatchEvent(new PointerEvent("pointermove", { clientX: at.left + 103, clientY: at.top + 30 }));
+out.hovered = told.textContent;
+press("Escape"); press("ArrowDown"); out.key = told.textContent; press("Escape");
+press("1"); out.one = told.textContent;
+box.querySelectorAll("input")[2].click(); out.switched = told.textContent;
+out.wide = Math.max(0, document.documentElement.scrollWidth - innerWidth);
+document.title = JSON.stringify(out);
+"""
+
+
+def in_chromium(place: Path, page: str) -> dict[str, Any]:
+    """What the actions find on the page; a line on the console fails."""
+    (place / "acted.html").write_text(page.replace("</body>", f"<script>{{{ACTIONS}}}</script></body>"))
+    command = [
+        str(CHROMIUM),
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--enable-logging=stderr",
+        "--dump-dom",
+    ]
+    done = subprocess.run([*command, f"file://{place}/acted.html"], capture_output=True, text=True, timeout=120)
+    assert "CONSOLE" not in done.stderr
+    found = re.search(r"<title>(\{.*?\})</title>", done.stdout)
+    assert found is not None
+    out: dict[str, Any] = json.loads(html.unescape(found[1]))
+    return out

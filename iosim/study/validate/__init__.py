@@ -53,6 +53,13 @@ class Validation:
     def __repr__(self) -> str:
         return f"<Validation of {len(self.scores)} numbers in {len(self.families)} families>"
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from iosim.report.notebook import printed
+        from iosim.report.validation import render
+
+        return printed(render(self))
+
     @cached_property
     def families(self) -> tuple[Family, ...]:
         """Scored numbers by quantity, machine, kind, kernel, pass and head dimension."""

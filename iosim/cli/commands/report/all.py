@@ -28,7 +28,8 @@ def report_all(
 ) -> None:
     """Write all reports into a directory: a page, pictures, tables.
 
-    index.html needs nothing else: open it in any browser, send it, print it.  Beside it are report.md, a PNG and an SVG
+    index.html needs nothing else: open it in any browser, send it, print it; its
+    timeline zooms and switches between 1, 2 and 3 stages.  Beside it are report.md, a PNG and an SVG
     file of every plot, a CSV file of every table, and report.json.  About half a minute for one machine.
 
     \b
@@ -36,14 +37,15 @@ def report_all(
     """
     from iosim.cli.folder import require_replaceable, write_directory
     from iosim.report.book import INDEX, SCHEMA, files
-    from iosim.report.everything import sections
+    from iosim.report.everything import extras, sections
 
     machines, dataflows, request = asked(lengths, shape, dataflow, hw)
     require_replaceable(output, INDEX, SCHEMA, force=force)
     with progress() as note:
         made = sections(lengths, shape, machines, dataflows, request, note)
+        timelines = extras(lengths, shape, machines, dataflows, note)
         note("drawing")
         names = " and ".join(machine.name for machine in machines)
-        written = files(f"Attention on {names}", made, request)
+        written = files(f"Attention on {names}", made, request, timelines)
     write_directory(written, output)
     click.echo(f"{output}: {len(written)} files; open {output.rstrip('/')}/index.html", err=True)
