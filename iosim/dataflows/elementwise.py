@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import gcd
 
 from iosim.index import cdiv
 from iosim.program import Builder, Tensor, Tile, rows
@@ -15,9 +16,13 @@ BLOCK, STRIDED = 1024, 512
 def elementwise(
     p: Builder, name: str, out: Tensor, inputs: tuple[Tensor, ...], operation: Callable[..., Tile], block: int = BLOCK
 ) -> None:
-    """The kernel: out = operation(*inputs) on tiles of `block` elements; all (batch, heads, rows, columns), alike."""
+    """The kernel: out = operation(*inputs) on tiles of `block` elements; all (batch, heads, rows, columns), alike.
+
+    A library's block takes elements as they lie, whatever the rows; so that there are as many blocks here, a tile is as
+    wide as a power of two that divides a row.
+    """
     batch, heads, n, width = out.shape
-    cols = min(width, block)
+    cols = gcd(width, block)
     r = max(1, block // cols)
     with p.kernel(name, operands_once=True, b=batch, h=heads, i=cdiv(n, r), c=cdiv(width, cols)) as (b, h, i, c):
         view = b, h, rows(i, r), rows(c, cols)

@@ -41,9 +41,12 @@ def flash2_splits(a: Attention, processors: int) -> int:
 def cudnn_splits(a: Attention, processors: int) -> int:
     """Splits of cuDNN's kernel for one query: the largest power of two that leaves every block a slot.
 
-    Found from its memory on an H200 (four decode shapes); cuDNN does not publish a rule.  With more queries: 1.
+    None where there is a block for half of the processors.  Found from its memory and its grids on an H200 (seven
+    decode shapes: 64 blocks are split, 96 are not); cuDNN does not publish a rule.  With more queries: 1.
     """
     blocks = a.batch * a.kv_heads
+    if 2 * blocks >= processors:
+        return 1
     room = SLOTS * processors // blocks
     return 2 ** (room.bit_length() - 1) if a.n_q == 1 and room else 1
 

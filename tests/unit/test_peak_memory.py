@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from importlib.resources import as_file, files
+
 import pytest
 
 from iosim.dataflows.split_rules import cudnn_splits, flash2_splits
@@ -9,6 +12,7 @@ from iosim.index import cdiv
 from iosim.memory.peak import EXTRA, held_bytes, peak_extra_bytes, peak_total_bytes, splits
 from iosim.problem import Attention
 from iosim.study.validate import shipped_rows
+from iosim.study.validate.readers import read
 from iosim.study.validate.rows import Row
 
 SMS = 132  # of an H200
@@ -21,11 +25,16 @@ def shape(row: Row) -> Attention:
     return row.problem
 
 
-def test_all_measured_calls_to_the_byte() -> None:
-    assert len(CALLS) == 181
+with as_file(files("iosim.data").joinpath("h200_other_shapes.csv")) as path:
+    OTHERS = read(path, ())
+
+
+@pytest.mark.parametrize(("calls", "number"), [(CALLS, 181), (OTHERS, 86)], ids=["shipped", "other shapes"])
+def test_all_measured_calls_to_the_byte(calls: Sequence[Row], number: int) -> None:
+    assert len(calls) == number
     wrong = {
         r.where: (r.measured["peak_extra_bytes"], found)
-        for r in CALLS
+        for r in calls
         if (found := peak_extra_bytes(r.implementation, r.direction, shape(r), SMS)) != r.measured["peak_extra_bytes"]
     }
     assert wrong == {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 
@@ -21,6 +22,7 @@ from iosim.kernels import load_kernel
 from iosim.memory.cache import behind_caches
 from iosim.memory.onchip import footprints
 from iosim.problem import Attention
+from iosim.program import Compute, walk
 from iosim.study.choose import choose
 from iosim.study.validate import shipped_rows
 from iosim.study.validate.rows import Row
@@ -94,6 +96,37 @@ def test_row_lengths_that_were_not_measured_lie_near_their_neighbours(n: int) ->
     rows = 2**27 // n
     per_byte = softmax_seconds(rows, n) / (4 * rows * n)
     assert 1 / (0.9675 * 4.8e12) < per_byte < 3 * 0.998e-3 / 1.0737e9
+
+
+def gradient_errors(take: Callable[[int], bool]) -> dict[int, float]:
+    """Of the softmax gradient's kernel, in percent, by row length."""
+    out = {}
+    with (files("iosim.data") / "h200_softmax_backward.csv").open() as file:
+        table = [(int(r["n"]), int(r["rows"]), float(r["us"]) * 1e-6) for r in csv.DictReader(file)]
+    for n, rows, seconds in table:
+        if take(n):
+            a = Attention(n_q=rows, n_k=n, d=64)
+            s, _ = choose(load_kernel("standard-backward").dataflow(), a, H200, {})
+            whole = load_dataflow("standard-backward")(a, s)
+            (kernel,) = (k for k in whole.kernels if k.name == "dS")
+            named = {node.view.tensor.name for node, _ in walk(kernel.body) if not isinstance(node, Compute)}
+            program = replace(whole, kernels=(kernel,), tensors=tuple(t for t in whole.tensors if t.name in named))
+            resident = {name: f.resident * 132 for name, f in footprints(program, s, H200).items()}
+            traffic = behind_caches(program, ledger(program), H200, resident)
+            found = timeline(program, s, H200, traffic)
+            out[n] = 100 * ((found.makespan_ps - found.kernels[0].launch_ps) / 1e12 / seconds - 1)
+    return out
+
+
+@pytest.mark.parametrize("n", [1024, 1536])
+def test_each_softmax_gradient_kernel_is_near_the_measurement(n: int) -> None:
+    assert abs(gradient_errors(lambda m: m == n)[n]) <= 8
+
+
+@pytest.mark.long
+def test_softmax_gradient_over_all_measured_row_lengths() -> None:
+    """Beyond 24,000 another kernel runs, which reads rows twice."""
+    assert within(list(gradient_errors(lambda n: n < 24_000).values()), mean=5, worst=14)
 
 
 def test_one_head_of_4096_forward() -> None:
