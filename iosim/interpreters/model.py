@@ -5,10 +5,11 @@ Blocks that differ in nothing that takes time (trips, guarded trips, ragged byte
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, pairwise
 from math import ceil, prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -67,9 +68,12 @@ class Cost:
     lag: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Work:
-    """What a phase does in one iteration: what it computes, and what it moves."""
+    """What a phase does in one iteration: what it computes, and what it moves.
+
+    A model makes each once, so that alike ones are the same object.
+    """
 
     cost: Cost
     moves: tuple[Transfer, ...]
@@ -501,13 +505,9 @@ class Model:
         alike = prod(n for axis, n in self.kernel.grid if axis not in node.view.indices)
         return min(running, alike) >= IN_STEP
 
-    def transfer(self, node: Load | Store, env: Mapping[str, int]) -> Transfer:
-        """What a load or store moves in one iteration of one block."""
+    def transfer(self, node: Load | Store, count: int) -> Transfer:
+        """What a load or store of `count` bytes takes."""
         view = node.view
-        count = dtype(view.tensor.dtype).bytes
-        for axis, limit in zip(view.index, view.tensor.shape, strict=True):
-            if isinstance(axis, Span):
-                count *= extent(axis.start, axis.size, limit, env)
         dram, hbm = self._dram_share[id(node)]
         lengths = {}
         if dram and count:
@@ -543,10 +543,13 @@ class Model:
             if loop is None:
                 yield Visit(inside[0].number, tuple(self._stretches(inside[0], env)))
                 continue
-            trips = range(at(loop.lo, env), at(loop.hi, env))
-            bodies = (tuple(self._items(inside, depth + 1, {**env, loop.index: u})) for u in trips)
-            for body, alike in groupby(bodies):
-                yield Repeat(len(list(alike)), body)
+            lo, hi = at(loop.lo, env), at(loop.hi, env)
+            first = [*_changes(loop, inside, env, lo, hi), hi]
+            bodies = (
+                (end - u, tuple(self._items(inside, depth + 1, {**env, loop.index: u}))) for u, end in pairwise(first)
+            )
+            for body, alike in groupby(bodies, lambda run: run[1]):
+                yield Repeat(sum(times for times, _ in alike), body)
 
     def _stretches(self, part: Segment, env: Mapping[str, int]) -> Iterator[Stretch]:
         if part.loop is None:
@@ -565,35 +568,50 @@ class Model:
         return tuple(self._phase_work(phase, env) for phase in part.phases)
 
     def _phase_work(self, phase: Phase, env: Mapping[str, int]) -> Work:
-        active = tuple(node for node in phase.nodes if _runs(node, env))
-        moves = tuple(self.transfer(node, env) for node in active if not isinstance(node, Compute))
-        known = self._known_costs
-        key = (id(phase), tuple(map(id, active)))
-        if key not in known:
-            known[key] = self.cost(phase, active)
-        return Work(known[key], tuple(move for move in moves if move.bytes))
+        active = tuple((node, _bytes(node, env)) for node in phase.nodes if _runs(node, env))
+        key = (id(phase), tuple((id(node), count) for node, count in active))
+        if key not in self._works:
+            moves = tuple(self.transfer(n, count) for n, count in active if not isinstance(n, Compute) and count)
+            self._works[key] = Work(self.cost(phase, tuple(node for node, _ in active)), moves)
+        return self._works[key]
 
     @cached_property
-    def _known_costs(self) -> dict[tuple[int, tuple[int, ...]], Cost]:
+    def _works(self) -> dict[tuple[int, tuple[tuple[int, int], ...]], Work]:
         return {}
 
     def totals(self, shape: Shape) -> Totals:
         """Busy time of each unit and bytes moved by one block: what a simulation must add up to."""
         busy: dict[str, int] = {}
         moved: dict[tuple[str, str], int] = {}
-        alike = ((times * n, done) for times, visit in visits(shape) for n, done in visit.stretches)
-        for trips, work in ((trips, work) for trips, done in alike for work in done):
-            for unit, length in work.lengths:
-                busy[unit] = busy.get(unit, 0) + length * self.workers * trips
-            for move in work.moves:
-                key = (move.tensor, move.direction)
-                moved[key] = moved.get(key, 0) + move.bytes * trips
-                parts = (
-                    [move] if move.direction == "read" else [move.share(r, self.workers) for r in range(self.workers)]
-                )
-                for unit, length in (pair for part in parts if part for pair in part.lengths):
-                    busy[unit] = busy.get(unit, 0) + length * trips
+        for times, visit in visits(shape):
+            for trips, iteration in visit.stretches:
+                one = self._totals_of(iteration)
+                for unit, length in one.busy.items():
+                    busy[unit] = busy.get(unit, 0) + length * times * trips
+                for key, bytes_ in one.moved.items():
+                    moved[key] = moved.get(key, 0) + bytes_ * times * trips
         return Totals(busy, moved)
+
+    def _totals_of(self, iteration: Iteration) -> Totals:
+        """The same of one iteration."""
+        if iteration not in self._iteration_totals:
+            busy: Counter[str] = Counter()
+            moved: Counter[tuple[str, str]] = Counter()
+            for work in iteration:
+                for unit, length in work.lengths:
+                    busy[unit] += length * self.workers
+                for move in work.moves:
+                    moved[move.tensor, move.direction] += move.bytes
+                    ranks = range(0 if move.direction == "read" else self.workers)
+                    parts = [move.share(rank, self.workers) for rank in ranks] or [move]
+                    for unit, length in (pair for part in parts if part for pair in part.lengths):
+                        busy[unit] += length
+            self._iteration_totals[iteration] = Totals(busy, moved)
+        return self._iteration_totals[iteration]
+
+    @cached_property
+    def _iteration_totals(self) -> dict[Iteration, Totals]:
+        return {}
 
     # ------------------------------------------------------------------ classes of blocks
 
@@ -601,20 +619,8 @@ class Model:
     def _axes(self) -> tuple[tuple[tuple[str, ...], tuple[Any, ...]], ...]:
         """Grid axes that time depends on, in groups that some expression ties together, with those expressions."""
         limits = {axis: (0, n - 1) for axis, n in self.kernel.grid}
-        ties: list[Any] = []
-        for part in self.parts:
-            reach = dict(limits)
-            for loop in part.loops:
-                ties += [e for end in (loop.lo, loop.hi) for e in _tie(end, limits)]
-                reach[loop.index] = bounds(loop.lo, reach)[0], bounds(loop.hi, reach)[1] - 1
-            for node in _nodes(part):
-                if node.when is not None:
-                    for e in (node.when.lo, node.when.hi, Index(node.when.index)):
-                        ties += _tie(e, limits)
-                if not isinstance(node, Compute):
-                    ties += _ragged(node, limits, reach)
         groups: list[tuple[set[str], list[Any]]] = []
-        for e in dict.fromkeys(ties):
+        for e in dict.fromkeys(_ties(self.parts, limits)):
             names = (indices(e.axis.start) if isinstance(e, _Extent) else indices(e)) & limits.keys()
             if not names:
                 continue
@@ -735,6 +741,33 @@ def _runs(node: Leaf, env: Mapping[str, int]) -> bool:
     return bool(at(node.when.lo, env) <= env[node.when.index] < at(node.when.hi, env))
 
 
+def _bytes(node: Leaf, env: Mapping[str, int]) -> int:
+    """What a load or store asks for, where it is in its tensor."""
+    if isinstance(node, Compute):
+        return 0
+    count = dtype(node.view.tensor.dtype).bytes
+    for axis, limit in zip(node.view.index, node.view.tensor.shape, strict=True):
+        if isinstance(axis, Span):
+            count *= extent(axis.start, axis.size, limit, env)
+    return int(count)
+
+
+def _changes(loop: Loop, inside: Sequence[Segment], env: Mapping[str, int], lo: int, hi: int) -> list[int]:
+    """Iterations of lo .. hi - 1 from which on what is inside a loop with loops may do something else than before."""
+    import numpy as np
+
+    if lo >= hi:
+        return []
+    ties = set(_ties(inside, {loop.index: (lo, hi - 1)} | {name: (value, value) for name, value in env.items()}))
+    cells = {**env, loop.index: np.arange(lo, hi)}
+    changed = np.zeros(hi - lo, bool)
+    changed[0] = True
+    for e in ties:
+        values = np.broadcast_to(np.asarray(_value(e, cells)), changed.shape)
+        changed[1:] |= values[1:] != values[:-1]
+    return [lo + int(n) for n in np.flatnonzero(changed)]
+
+
 def _cuts(node: Leaf, loop: Loop, env: Mapping[str, int], lo: int, hi: int) -> Iterator[int]:
     """Iterations of lo .. hi - 1 from which on a node may do something else than before."""
     if node.when is not None:
@@ -756,6 +789,22 @@ def _cuts(node: Leaf, loop: Loop, env: Mapping[str, int], lo: int, hi: int) -> I
             inside = [-(-(room - form[0]) // step), (0 - form[0]) // step + 1]
         yield from range(lo, min(max(inside[0], lo), hi) + 1)
         yield from range(max(min(inside[1], hi), lo), hi + 1)
+
+
+def _ties(parts: Sequence[Segment], limits: Mapping[str, tuple[int, int]]) -> Iterator[Any]:
+    """Expressions whose values, with other indices at 0, tell what segments do with indices that have these limits."""
+    for part in parts:
+        reach = dict(limits)
+        for loop in part.loops:
+            if loop.index not in limits:
+                yield from (e for end in (loop.lo, loop.hi) for e in _tie(end, limits))
+                reach[loop.index] = bounds(loop.lo, reach)[0], bounds(loop.hi, reach)[1] - 1
+        for node in _nodes(part):
+            if node.when is not None:
+                for e in (node.when.lo, node.when.hi, Index(node.when.index)):
+                    yield from _tie(e, limits)
+            if not isinstance(node, Compute):
+                yield from _ragged(node, limits, reach)
 
 
 def _tie(e: Ex, grid: Mapping[str, Any]) -> list[Ex]:
