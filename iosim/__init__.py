@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from iosim.problem import Attention
     from iosim.program import show
     from iosim.schedule import Order, Role, Schedule, Step
+    from iosim.study.layers import ModelComparison, compare_model
+    from iosim.study.models import Model, load_model, model_problem
     from iosim.study.precision import Precision, precision
     from iosim.study.run import Comparison, Run, compare, run
 
@@ -32,6 +34,8 @@ _HOMES = {
     "InputError": "errors",
     "Inputs": "check.given",
     "IosimError": "errors",
+    "Model": "study.models",
+    "ModelComparison": "study.layers",
     "Order": "schedule",
     "OutputError": "errors",
     "Precision": "study.precision",
@@ -40,10 +44,13 @@ _HOMES = {
     "Schedule": "schedule",
     "Step": "schedule",
     "compare": "study.run",
+    "compare_model": "study.layers",
     "dataflow_names": "dataflows",
     "load_dataflow": "dataflows",
     "load_hardware": "hardware",
     "load_inputs": "check.given",
+    "load_model": "study.models",
+    "model_problem": "study.models",
     "precision": "study.precision",
     "profile_names": "hardware",
     "run": "study.run",
@@ -57,6 +64,8 @@ __all__ = [
     "InputError",
     "Inputs",
     "IosimError",
+    "Model",
+    "ModelComparison",
     "Order",
     "OutputError",
     "Precision",
@@ -65,10 +74,13 @@ __all__ = [
     "Schedule",
     "Step",
     "compare",
+    "compare_model",
     "dataflow_names",
     "load_dataflow",
     "load_hardware",
     "load_inputs",
+    "load_model",
+    "model_problem",
     "precision",
     "profile_names",
     "run",

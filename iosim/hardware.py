@@ -238,6 +238,7 @@ class _Cache(_Table):
     private_partitions: StrictBool  # does a partition serve only its own share of the processors?
     bandwidth_gb_per_s: _Amount  # all partitions together
     shared_bandwidth_gb_per_s: _AmountKnown | None = None  # of reads that many processors make nearly in step
+    step_bandwidth_gb_per_s: _AmountKnown | None = None  # of reads that all make in step; the same as shared
     write_bandwidth_gb_per_s: _AmountKnown | None = None  # the same as for reads where it is not given
     add_bandwidth_gb_per_s: _AmountKnown | None = None  # of fp32 reductions, payload; the same as for writes
     latency_cycles: _ZeroOrAmount
@@ -333,6 +334,7 @@ class _Energy(_Table):
     hbm_pj_per_byte: _ZeroOrAmount
     l2_pj_per_byte: _ZeroOrAmount
     sram_pj_per_byte: _ZeroOrAmount
+    tmem_pj_per_byte: _ZeroOrAmount | None = None
     registers_pj_per_byte: _ZeroOrAmount
     matrix_fp16_pj_per_flop: _ZeroOrAmount
     matrix_fp8_pj_per_flop: _ZeroOrAmount
@@ -405,13 +407,15 @@ class DeviceMemory:
 class Cache:
     """A cache level: bytes and bytes a second of all partitions together.
 
-    Requests for one line that are under way together are merged before the cache, which then gives `shared_bandwidth`.
+    Requests for one line that are under way together are merged before the cache, which then gives `shared_bandwidth`,
+    or `step_bandwidth` where all processors make them in step.
     """
 
     name: str
     capacity_bytes: int | None
     bandwidth: int | None
     shared_bandwidth: int | None
+    step_bandwidth: int | None
     write_bandwidth: int | None
     add_bandwidth: int | None
     latency_ps: int | None
@@ -496,6 +500,7 @@ class Energy:
     hbm_pj_per_byte: float | None
     l2_pj_per_byte: float | None
     sram_pj_per_byte: float | None
+    tmem_pj_per_byte: float | None
     registers_pj_per_byte: float | None
     matrix_fp16_pj_per_flop: float | None
     matrix_fp8_pj_per_flop: float | None
@@ -938,7 +943,7 @@ def _convert(profile: _Profile, content: str) -> Hardware:
         boost_hz=_scaled(processor.boost_clock_mhz, _MEGA),
         matrix_hz=_scaled(processor.matrix_clock_mhz, _MEGA),
         launch_ps=ceil(cast("Fraction", _exact(profile.launch.kernel_us)) * _MEGA),
-        energy=Energy(**{name: getattr(profile.energy, name).value for name in _Energy.model_fields}),
+        energy=Energy(**{name: getattr(getattr(profile.energy, name), "value", None) for name in _Energy.model_fields}),
         sources=tuple(profile.sources.items()),
         _profile=profile,
         _content=content,
@@ -960,11 +965,13 @@ def _device_memory(hbm: _Hbm, clock: Quantity) -> DeviceMemory:
 def _cache(cache: _Cache, clock: Quantity) -> Cache:
     read = _scaled(cache.bandwidth_gb_per_s, _GIGA)
     write = _optional(cache.write_bandwidth_gb_per_s, read, _GIGA)
+    shared = _optional(cache.shared_bandwidth_gb_per_s, read, _GIGA)
     return Cache(
         name=cache.name,
         capacity_bytes=_scaled(cache.capacity_mib, _MIB),
         bandwidth=read,
-        shared_bandwidth=_optional(cache.shared_bandwidth_gb_per_s, read, _GIGA),
+        shared_bandwidth=shared,
+        step_bandwidth=_optional(cache.step_bandwidth_gb_per_s, shared, _GIGA),
         write_bandwidth=write,
         add_bandwidth=_optional(cache.add_bandwidth_gb_per_s, write, _GIGA),
         latency_ps=_picoseconds(cache.latency_cycles, clock),

@@ -72,7 +72,8 @@ class Schedule:
 
     `stages` counts the buffers of each loaded tile of a loop, in the order in which the body loads them, the last
     one repeated: (2,) double-buffers all, (2, 1) double-buffers K only.  `groups` warp groups share a block.
-    `splits` is the number of blocks that share the keys of a query tile (flash-decoding).
+    `splits` is the number of blocks that share the keys of a query tile (flash-decoding), or the queries of a head
+    (flash1).
     `block_d` is the depth of one step of a library matrix product, `softmax_rows` and `softmax_cols` the tile of a
     row softmax (all keys in one tile where a row fits), and `softmax` its kind: "safe", "naive" or "online".
     `scores` is the dtype in which S, P and their gradients are kept in device memory: that of the "data", or "fp32".

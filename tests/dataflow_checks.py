@@ -258,9 +258,12 @@ def separate_kernels(a: Attention, s: Schedule, expected: Bytes) -> int:
 def check_flash1(a: Attention, s: Schedule, program: Program) -> None:
     # O is rounded to the data dtype in each pass, and what is kept of it shrinks from pass to pass.
     check_forward(a, program, roundings=4 + ceil(a.n_k / s.block_k))
-    # K and V once.  A pass j visits the query tiles that see a key of tile j, the first one all of them: it reads
-    # their Q, writes their O, m and l, and reads what the pass before left of them, except in the first.
+    # K and V once for each block of a head.  A pass j visits the query tiles that see a key of tile j, the first one
+    # all of them: it reads their Q, writes their O, m and l, and reads what the pass before left of them, except in the
+    # first.
     e, heads = dtype(a.dtype).bytes, a.batch * a.heads
+    q_tiles = ceil(a.n_q / s.block_q)
+    parts = ceil(q_tiles / ceil(q_tiles / s.splits))
     visited = visits(a, s)
     visited[:, 0] = True
     rows = heads * np.array(pieces(a.n_q, s.block_q))
@@ -268,8 +271,8 @@ def check_flash1(a: Attention, s: Schedule, program: Program) -> None:
     lse = heads * a.n_q * 4 if a.lse else 0
     expected = {
         "Q": {"read": every * a.d * e},
-        "K": {"read": heads * a.n_k * a.d * e},
-        "V": {"read": heads * a.n_k * a.d_v * e},
+        "K": {"read": parts * heads * a.n_k * a.d * e},
+        "V": {"read": parts * heads * a.n_k * a.d_v * e},
         "O": {"read": later * a.d_v * e, "write": every * a.d_v * e},
         "m": {"read": 4 * later + lse, "write": 4 * every},
         "l": {"read": 4 * later + lse, "write": 4 * every},

@@ -11,6 +11,7 @@ import sys
 import click
 
 import iosim
+from iosim.cli.completion import COMPLETE
 from iosim.cli.group import Commands
 from iosim.cli.output import WIDTH, Stop, fail
 from iosim.errors import InputError, IosimError, OutputError
@@ -28,7 +29,13 @@ def cli() -> None:
     Counts the bytes that a dataflow moves through HBM, L2 and SRAM, finds where it stalls, and checks the numbers it
     computes against float64.
 
+    \b
     Example: iosim run --n 4096 --d 128
+             iosim run --help
+
+    \b
+    Exit codes: 0 answered, 1 a check failed, 2 bad input, 3 output cannot be
+    written.  Names of values complete in your shell: iosim completion --help.
     """
 
 
@@ -38,13 +45,15 @@ def main() -> None:
     A reader that stops reading is no error: 0.
     """
     try:
-        cli(standalone_mode=False)
+        cli(prog_name="iosim", complete_var=COMPLETE, standalone_mode=False)
         if sys.stdout is not None:
             sys.stdout.flush()
     except Stop:
         raise
-    except (BrokenPipeError, SystemExit):  # click exits by itself in this case alone, and not with 0
+    except (BrokenPipeError, SystemExit) as error:  # click exits by itself in this case, with 1, and after completion
         _silence()  # the reader has gone, and nothing more can be said
+        if COMPLETE in os.environ and isinstance(error, SystemExit):
+            raise
     except (click.exceptions.Abort, KeyboardInterrupt):
         fail("iosim: interrupted", 130)
     except click.exceptions.NoArgsIsHelpError as error:

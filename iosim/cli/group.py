@@ -9,11 +9,16 @@ from typing import Any
 
 import click
 
+from iosim.cli.completion import complete
 from iosim.errors import IosimError, nearest
 
 
 class Command(click.Command):
-    """A command whose errors about a field are said of the option or argument that sets it."""
+    """A command whose errors about a field are said of the option or argument that sets it, and values completed."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        complete(self.params)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run it."""
@@ -62,6 +67,11 @@ class Commands(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """As click does it, with a suggestion."""
-        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+        if (
+            args
+            and not ctx.resilient_parsing
+            and not args[0].startswith("-")
+            and self.get_command(ctx, args[0]) is None
+        ):
             raise click.UsageError(f"no command {args[0]!r}{nearest(args[0], self.list_commands(ctx))}", ctx)
         return super().resolve_command(ctx, args)

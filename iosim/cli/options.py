@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from iosim.dataflows import Dataflow
     from iosim.hardware import Hardware
     from iosim.problem import Attention
+    from iosim.study.models import ModelCase
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -58,6 +59,16 @@ def problem_options(command: F) -> F:
                 help="Sliding window: hide keys before the last so many up to the query's; --causal hides later ones.",
             ),
             click.option("--lse", is_flag=True, help="Write the log-sum-exp too, as training needs it."),
+            click.option(
+                "--config",
+                metavar="FILE.json",
+                help="A model's config.json (Hugging Face), which gives heads, d, dtype, mask and layers.",
+            ),
+            click.option(
+                "--phase",
+                help="With --config: prefill, decode (one query sees --n keys) or training.  [default: prefill]",
+            ),
+            click.option("--layers", help="With --config: full, sliding or all layers.  [default: all]"),
         )
     ):
         command = option(command)
@@ -77,7 +88,9 @@ def schedule_options(command: F) -> F:
                 help="Buffers of each K and V tile: 1 = no prefetch; K,V: 2,1.",
             ),
             click.option(
-                "--splits", type=int, help="Runs that split-kv cuts the keys into.  [default: from idle processors]"
+                "--splits",
+                type=int,
+                help="Runs that split-kv cuts the keys into (from idle processors), flash1 the queries.",
             ),
             click.option("--grid-order", help="Launch order of blocks: natural, or longest-first (causal masks)."),
             click.option("--scores", help="S and P of standard in device memory: data (their dtype) or fp32."),
@@ -93,15 +106,63 @@ _PROBLEM = ("n_q", "n_k", "d", "d_v", "batch", "heads", "kv_heads", "dtype", "ac
 _SCHEDULE = ("block_q", "block_k", "stages", "splits", "softmax", "scores", "grid_order")
 
 
+_FILLED = ("heads", "kv_heads", "d", "d_v")  # by a model's file, or by the option where the file has no such field
+
+
 def problem_of(options: dict[str, Any]) -> Attention:
-    """The problem that the options of `problem_options` make."""
+    """The problem that the options of `problem_options` make; of a model's layers, which are said on stderr."""
+    if (case := model_of(options)) is not None:
+        from iosim.report.model import headline
+
+        problem = case.one()
+        click.echo(f"iosim: one layer of this model. {headline(case)}", err=True)
+        return problem
     for name, option in (("n_q", "--n"), ("d", "--d")):
         if options[name] is None:
             instead = " or '--inputs'" if "inputs" in options else ""
+            instead += " or '--config'" if name == "d" else ""
             raise click.UsageError(f"Missing option '{option}'{instead}.", click.get_current_context())
     from iosim.problem import Attention
 
     return _aligned(Attention(**{k: options[k] for k in _PROBLEM if options[k] is not None}))
+
+
+def model_of(options: dict[str, Any]) -> ModelCase | None:
+    """The model of --config at work, or None without one; raises InputError for options that contradict it."""
+    if options["config"] is None:
+        for name in ("phase", "layers"):
+            if options[name] is not None:
+                raise InputError(f"--{name}: changes nothing without --config")
+        return None
+    if options["n_q"] is None:
+        raise click.UsageError("Missing option '--n'.", click.get_current_context())
+    from iosim.study.models import ALL, PHASES, load_model
+
+    model = load_model(
+        options["config"], dtype=_given(options, "dtype"), **{name: _given(options, name) for name in _FILLED}
+    )
+    phase = PHASES[0] if options["phase"] is None else options["phase"]
+    if options["causal"] and not (model.causal and phase != "decode"):
+        raise InputError(f"--causal: the {phase} of {model.origin} has no causal mask")
+    if _given(options, "causal_align") is not None:
+        raise InputError("--causal-align: the last query of a model sees every key")
+    return model.case(
+        n=options["n_q"],
+        batch=options["batch"],
+        phase=phase,
+        layers=ALL if options["layers"] is None else options["layers"],
+        n_k=options["n_k"],
+        window=options["window"],
+        dtype=_given(options, "dtype"),
+        accumulator=options["accumulator"],
+        lse=options["lse"] or None,
+    )
+
+
+def _given(options: dict[str, Any], name: str) -> Any:
+    """An option's value, or None where it is the default."""
+    source = click.get_current_context().get_parameter_source(name)
+    return None if source is ParameterSource.DEFAULT else options[name]
 
 
 def _aligned(a: Attention) -> Attention:
@@ -119,6 +180,8 @@ def problem_of_inputs(options: dict[str, Any]) -> tuple[Attention, Inputs | None
         if context.get_parameter_source("inputs_layout") is not ParameterSource.DEFAULT:
             raise InputError("--inputs-layout: changes nothing without --inputs")
         return problem_of(options), None
+    if options["config"] is not None:
+        raise InputError("--config and --inputs: give one of them")
     from iosim.check.given import load_inputs
 
     for name in ("batch", "heads", "dtype"):
@@ -170,7 +233,58 @@ def subject_of(options: dict[str, Any]) -> Subject:
     if options["kernel"] is not None and options["dataflow"] is not None:
         raise InputError("--dataflow and --kernel: give one of them")
     kernel = options["kernel"]
+    if options["phase"] == "training" and kernel is None and options["dataflow"] is None:
+        raise InputError(
+            "--phase: training has two passes, and this takes one: give --dataflow flash2 or flash-backward"
+        )
     flow = load_kernel(kernel).dataflow() if kernel is not None else load_dataflow(options["dataflow"] or "flash2")
     require_read(given, [flow])
     require_formats(problem, machine, flow)
     return Subject(problem, flow, machine, given, options["fidelity"])
+
+
+def window_options(iterations: str, kernel: str = "the one that takes longest") -> Callable[[F], F]:
+    """The options that say which part of a recorded run is shown; with the defaults of iterations and kernel."""
+
+    def decorate(command: F) -> F:
+        for option in reversed(
+            (
+                click.option(
+                    "--program-kernel",
+                    metavar="NAME",
+                    help=f"Kernel of the program, where it has several.  [default: {kernel}]",
+                ),
+                click.option(
+                    "--iterations",
+                    metavar="A..B",
+                    default=iterations,
+                    show_default=True,
+                    callback=_iterations,
+                    help="Loop iterations from A to before B, or all.",
+                ),
+                click.option("--block", type=int, help="Show this block alone, by its number in launch order."),
+                click.option("--processor", type=int, help="The processor to show (--fidelity chip)."),
+            )
+        ):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def _iterations(_: click.Context, __: click.Parameter, value: str) -> tuple[int, int | None]:
+    """ "0..8" as (0, 8), "all" as (0, None)."""
+    if value == "all":
+        return 0, None
+    first, dots, last = value.partition("..")
+    if not dots or not first.strip().isdecimal() or not last.strip().isdecimal() or int(first) >= int(last):
+        raise InputError(f"--iterations: {value!r} is not A..B with A below B, like 0..8, or all")
+    return int(first), int(last)
+
+
+def window_of(options: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `pipeline` that the options of `window_options` make."""
+    if options["block"] is not None and options["processor"] is not None:
+        raise InputError("--block and --processor: give one of them")
+    names = ("iterations", "block", "processor")
+    return {**{name: options[name] for name in names}, "kernel": options["program_kernel"]}

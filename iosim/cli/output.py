@@ -34,33 +34,41 @@ class Form:
     as_csv: bool
     output: str | None
 
-    def give(self, text: Callable[[], str], document: Callable[[], Mapping[str, Any]], csv: Callable[[], str]) -> None:
-        """Write the answer: one of `text`, a JSON `document` and `csv` is called."""
+    def give(
+        self, text: Callable[[], str], document: Callable[[], Mapping[str, Any]], csv: Callable[[], str] | None = None
+    ) -> None:
+        """Write the answer: one of `text`, a JSON `document` and `csv` (of a command that has it) is called."""
         if self.as_json:
             import json
 
             write(json.dumps(document(), indent=1, allow_nan=False) + "\n", self.output)
         else:
-            write(csv() if self.as_csv else text(), self.output)
+            write(csv() if self.as_csv and csv is not None else text(), self.output)
 
 
-def answer_options(schema: str, row: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The options --json (of the `schema`), --csv (one line a `row`) and --output, given to the command as a `form`."""
+output_option = click.option(
+    "--output", "-o", metavar="FILE", help="Write to this file instead of the terminal; - is the terminal."
+)
+
+
+def answer_options(schema: str, row: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The options --json (of the `schema`), --csv (one line a `row`) and --output, given to the command as a `form`.
+
+    An answer that is no table has no `row`, and no --csv.
+    """
+    json_option = click.option("--json", "as_json", is_flag=True, help=f"Print one JSON object (schema {schema}).")
+    csv_option = click.option("--csv", "as_csv", is_flag=True, help=f"Print one CSV row a {row}.")
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        @click.option("--json", "as_json", is_flag=True, help=f"Print one JSON object (schema {schema}).")
-        @click.option("--csv", "as_csv", is_flag=True, help=f"Print one CSV row a {row}.")
-        @click.option(
-            "--output", "-o", metavar="FILE", help="Write to this file instead of the terminal; - is the terminal."
-        )
         @wraps(command)
-        def with_form(as_json: bool, as_csv: bool, output: str | None, **options: Any) -> Any:
+        def with_form(as_json: bool, output: str | None, as_csv: bool = False, **options: Any) -> Any:
             if as_json and as_csv:
                 raise InputError("--json and --csv: give one of them")
             require_writable(output)
             return command(form=Form(as_json, as_csv, output), **options)
 
-        return with_form
+        answered: Callable[..., Any] = output_option(with_form)
+        return json_option(csv_option(answered) if row else answered)
 
     return decorate
 
@@ -141,14 +149,15 @@ def _write_file(data: bytes, path: str) -> None:
         try:
             file.write(data)
             file.flush()
-            os.chmod(file.name, os.stat(path).st_mode & 0o777 if os.path.exists(path) else 0o666 & ~_umask())
+            os.chmod(file.name, os.stat(path).st_mode & 0o777 if os.path.exists(path) else 0o666 & ~umask())
             os.replace(file.name, path)
         except BaseException:
             os.unlink(file.name)
             raise
 
 
-def _umask() -> int:
+def umask() -> int:
+    """The bits that new files do not get."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

@@ -2,7 +2,8 @@
 
 Dao et al. 2022 (arXiv 2205.14135), Algorithm 1 as written: its B_c is `block_k`, its B_r `block_q`.  One block a batch
 and query head.  O stays normalised, in the data dtype, and so is rounded once for every key tile; maximum m and
-denominator l go through device memory in fp32.  The first pass starts from nothing and visits every query tile, so
+denominator l go through device memory in fp32.  With `splits`, as many blocks share a head, each with a run of its
+query tiles, as FlashAttention 1.0 has it.  The first pass starts from nothing and visits every query tile, so
 that rows that see no key become 0; later ones leave out query tiles that see no key of theirs.
 """
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from iosim.dataflows import Rule
     from iosim.hardware import Hardware
 
-USES = ("block_q", "block_k")
+USES = ("block_q", "block_k", "splits")
 BACKWARD = "flash-backward"
 STEP = 16  # rows of a matrix instruction's tile
 
@@ -40,7 +41,9 @@ def flash1(a: Attention, s: Schedule) -> Program:
     O = p.tensor("O", (*heads, a.n_q, a.d_v), a.dtype, "out")
     M = p.tensor("m", (*heads, a.n_q), "fp32", "scratch")
     D = p.tensor("l", (*heads, a.n_q), "fp32", "scratch")
-    with p.kernel("attention", b=a.batch, kv=a.kv_heads, g=a.group) as (b, kv, g), p.loop("j", 0, k_tiles) as j:
+    run = cdiv(q_tiles, s.splits)  # of query tiles; no block is left without one
+    grid = {"b": a.batch, "kv": a.kv_heads, "g": a.group} | ({"part": cdiv(q_tiles, run)} if s.splits > 1 else {})
+    with p.kernel("attention", operands_once=False, **grid) as (b, kv, g, *part), p.loop("j", 0, k_tiles) as j:
         h = kv * a.group + g
         k = p.load("k", K[b, kv, rows(j, bk)])
         v = p.load("v", V[b, kv, rows(j, bk)])
@@ -49,20 +52,27 @@ def flash1(a: Attention, s: Schedule) -> Program:
             lo = least(lo, j * q_tiles)  # 0 in the first pass
         if a.window is not None:
             hi = most(hi, (1 - j) * q_tiles)  # all of them in the first pass
-        with p.loop("i", lo, hi) as i:
+        edges, ends = (lo, left, right, hi), (lo, hi)
+        if part:  # tiles are counted from the first one of the run
+            edges = lo - part[0] * run, left - part[0] * run, right - part[0] * run, hi - part[0] * run
+            first = least(run, most(0, edges[0]))
+            ends = first, most(first, least(run, edges[3]))
+        with p.loop("i", *ends) as step:
+            i = step + part[0] * run if part else step
             q = p.load("q", Q[b, h, rows(i, bq)])
             with p.when(j, 1, k_tiles):
                 o = p.load("o", O[b, h, rows(i, bq)])
                 m = p.load("m", M[b, h, rows(i, bq)])
                 l = p.load("l", D[b, h, rows(i, bq)])
-            with p.phase("start"), p.when(j, 0, 1):
+            with p.phase("clear"), p.when(j, 0, 1):
                 p.fill(o, shape=o.shape, value=0)
+            with p.phase("start"), p.when(j, 0, 1):
                 p.fill(m, shape=m.shape, value=-inf)
                 p.fill(l, shape=l.shape, value=0)
             with p.phase("qk"):
                 x = p.matmul("x", q, k.T)
             with p.phase("softmax"):
-                mask_edges(p, a, x, i, j, bq, bk, i, (lo, left, right, hi))
+                mask_edges(p, a, x, i, j, bq, bk, step, edges)
                 top = p.rowmax("top", x)
                 p.exp(x, x, top, scale=a.scale)
                 new = p.max("new", m, top)

@@ -1,4 +1,4 @@
-"""Into how many splits known libraries cut the keys when a problem has few query tiles.
+"""Into how many splits known libraries cut the keys, or the queries of a head, when a grid would be small.
 
 A split needs scratch for partial results and a kernel that combines them, so the rule decides memory, launches and
 time alike.  `processors` is the machine's number of SMs; a library may count on two blocks of each.
@@ -15,6 +15,7 @@ SLOTS = 2  # blocks a processor that both libraries count on
 FLASH2_ROWS = 64  # query rows of FlashAttention-2's split kernel
 FLASH2_KEYS = ((64, 256), (128, 128), (1024, 64))  # up to this head dimension: key rows of its tile
 FLASH2_MOST = 128
+FLASH1_MOST = 30
 
 
 def flash2_splits(a: Attention, processors: int) -> int:
@@ -45,3 +46,14 @@ def cudnn_splits(a: Attention, processors: int) -> int:
     blocks = a.batch * a.kv_heads
     room = SLOTS * processors // blocks
     return 2 ** (room.bit_length() - 1) if a.n_q == 1 and room else 1
+
+
+def flash1_splits(a: Attention, processors: int) -> int:
+    """Blocks that share the queries of a head in FlashAttention 1.0 (fmha_fwd_launch_template.h), two a processor.
+
+    The smallest number whose last wave is over 95 % as full as the best one's.
+    """
+    blocks, slots = a.batch * a.heads, SLOTS * processors
+    fullness = {s: (waves := blocks * s / slots) / ceil(waves) for s in range(1, FLASH1_MOST + 1)}
+    best = max(fullness.values())
+    return next(s for s in fullness if fullness[s] > 0.95 * best)

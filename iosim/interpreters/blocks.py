@@ -8,8 +8,9 @@ from typing import Any, TypeAlias
 
 import simpy
 
-from iosim.interpreters.engine import Arbiter, Cause, Log, Progress, Unit, later
-from iosim.interpreters.model import Action, Iteration, Lengths, Model, Shape, Task, Transfer, Visit, Work
+from iosim.interpreters.engine import Arbiter, Cause, Log, Progress, Unit, Who, later
+from iosim.interpreters.model import Action, Iteration, Lengths, Model, Shape, Task, Transfer, Visit
+from iosim.interpreters.recording import Recorder
 
 Process: TypeAlias = Generator[simpy.Event, Any, None]
 
@@ -26,6 +27,7 @@ class Processor:
 class Floor:
     """What all blocks of a simulation share: the clock, the model, the shared units; and what became of the blocks.
 
+    `scripted`: units serve in the order of a script, or make one.  `record` is told what happens, if it is wanted.
     `moved` are bytes by (tensor, direction), `ended` the times at which blocks ended, `open` the groups of those that
     have not.
     """
@@ -33,7 +35,8 @@ class Floor:
     env: simpy.Environment
     model: Model
     shared: Mapping[str, Arbiter]
-    named: bool  # units want to know who asks: a script is recorded or replayed
+    scripted: bool
+    record: Recorder | None = None
     moved: dict[tuple[str, str], int] = field(default_factory=dict)
     ended: list[int] = field(default_factory=list)
     open: dict[int, list[Group]] = field(default_factory=dict)
@@ -92,6 +95,8 @@ class Block:
     def __init__(self, floor: Floor, processor: Processor, stays: Stays, number: int, *, warm: bool = False) -> None:
         self.floor, self.processor, self.stays, self.number, self.warm = floor, processor, stays, number, warm
         self.env, self.model = floor.env, floor.model
+        mine = floor.record is not None and floor.record.processor == processor.number
+        self.record = floor.record if mine else None
         workers = range(self.model.workers)
         self.arrived = [[Progress() for _ in tasks] for tasks in self.model.tasks]
         self.done = [[[Progress() for _ in workers] for _ in tasks] for tasks in self.model.tasks]
@@ -127,7 +132,7 @@ class Block:
         """How often group `rank` of a role has been given the turn in segment n."""
         return self.turns.setdefault((n, role, rank), Progress())
 
-    def move(self, transfer: Transfer, who: str, log: Log, latency: int, done: Callable[[], None]) -> None:
+    def move(self, transfer: Transfer, who: Who | None, log: Log, latency: int, done: Callable[[], None]) -> None:
         """Carry a transfer out on all units it needs; `done` is called when the bytes have arrived."""
         env = self.env
         missing, last = len(transfer.lengths), 0
@@ -200,9 +205,9 @@ class Group:
             if work.lengths or work.moves:  # else its guards leave all of it out
                 yield from self.ready(stay, task, nth)
             if step.verb == "run":
-                yield from self.execute(n, task, nth, work, self.log)
+                yield from self.execute(stay, task, u, self.log)
             else:
-                self.flight = block.env.process(self.after(self.flight, self.execute(n, task, nth, work, None)))
+                self.flight = block.env.process(self.after(self.flight, self.execute(stay, task, u, None)))
 
     @staticmethod
     def after(before: simpy.Process | None, work: Process) -> Process:
@@ -252,7 +257,7 @@ class Group:
             block.floor.add(transfer)
             latency = 0 if early else block.model.latency(transfer)
             done = (lambda: None) if there else (lambda: arrived.end(nth))
-            block.move(transfer, self.name(n, task, nth), self.log, latency, done)
+            self.move(transfer, self.name(stay, task, u), latency, done)
         if not moves or there:  # guarded out, or outside of its tensor
             arrived.end(nth)
         if step.verb == "run" or not block.model.hardware.copy.asynchronous:
@@ -270,37 +275,49 @@ class Group:
             if block.arrived[part][number].count < stay.before[part]:
                 yield from self.reach(block.arrived[part][number], stay.before[part], "data")
 
-    def execute(self, n: int, task: Task, nth: int, work: Work, log: Log | None) -> Process:
+    def move(self, transfer: Transfer, who: Who | None, latency: int, done: Callable[[], None]) -> None:
+        """Carry a transfer out, as the block does, and have it recorded."""
+        block = self.block
+        if block.record is not None and who is not None:
+            done = block.record.flight(block.env, who, transfer, done)
+        block.move(transfer, who, self.log, latency, done)
+
+    def execute(self, stay: Stay, task: Task, u: int, log: Log | None) -> Process:
         """Book the phase's units, then send its stores on their way.
 
         `log` is the group's while it waits for the phase, None while the group goes on.  What it waits for comes piece
         by piece; what it has issued is in the queues of the units as a whole.
         """
-        block = self.block
+        block, n = self.block, stay.part
+        nth, work = stay.before[n] + u, stay.work[u][task.number]
         env, units = block.env, block.processor.units
+        who, start = self.name(stay, task, u), int(env.now)
         if log is not None:
-            log.mark(int(env.now))
-            log.state = task.cause
+            log.mark(start)
+            log.state, log.who = task.cause, who
         pieces = (block.model.pieces if log is not None else 1) if work.lengths else 0
         for piece in range(pieces):
             lengths = tuple((name, share(length, piece, pieces)) for name, length in work.lengths)
             chain = share(work.cost.chain, piece, pieces)
             now = int(env.now)
-            if block.floor.named:
-                yield from self.piece(self.name(n, task, nth, piece), lengths)
+            if block.floor.scripted:
+                yield from self.piece(self.name(stay, task, u, piece), lengths)
                 end = int(env.now)
             else:
-                end = max([units[name].book(now, length, self.log) for name, length in lengths])
+                end = max([units[name].book(now, length, self.log, who) for name, length in lengths])
             yield env.timeout(max(end, now + chain) - int(env.now))
         if work.cost.lag:
             yield env.timeout(work.cost.lag)
         if log is not None:
             log.mark(int(env.now))
+            log.who = None
+        if block.record is not None and who is not None:
+            block.record.phase(who, start, int(env.now))
         for k, transfer in enumerate(work.moves):
-            self.send(transfer, self.name(n, task, nth, k))
+            self.send(transfer, self.name(stay, task, u, k))
         block.done[n][task.number][self.rank].end(nth)
 
-    def piece(self, who: str, lengths: Lengths) -> Process:
+    def piece(self, who: Who | None, lengths: Lengths) -> Process:
         """Book units when the script, if there is one, says that it is `who`'s turn."""
         env = self.block.env
         ends: list[int] = []
@@ -316,14 +333,14 @@ class Group:
         yield booked
         yield env.timeout(max(0, max(ends) - int(env.now)))
 
-    def send(self, whole: Transfer, who: str) -> None:
+    def send(self, whole: Transfer, who: Who | None) -> None:
         """This group's share of a store's bytes; the block's end waits for their arrival."""
         block = self.block
         part = whole.share(self.rank, block.model.workers)
         if part is not None:
             block.floor.add(part)
             block.leaving += 1
-            block.move(part, who, self.log, 0, lambda: block.left.end(block.left.count))
+            self.move(part, who, 0, lambda: block.left.end(block.left.count))
 
     # ------------------------------------------------------------------ small parts
 
@@ -343,11 +360,15 @@ class Group:
             yield self.block.env.timeout(length)
             self.log.mark(int(self.block.env.now))
 
-    def name(self, n: int, task: Task, nth: int, piece: int = 0) -> str:
-        """What a script calls a request."""
-        if not self.block.floor.named:
-            return ""
-        return f"{self.block.number}/{self.role}{self.rank}/{n}/{task.phase.name}/{nth}/{piece}"
+    def name(self, stay: Stay, task: Task, u: int, piece: int = 0) -> Who | None:
+        """What a script or a recording calls a request; None where there is none."""
+        block, part = self.block, stay.part
+        if not block.floor.scripted and block.record is None:
+            return None
+        turn = sum(n for n, other in zip(stay.before, block.model.parts, strict=True) if other.loop is not None)
+        inside = u if block.model.parts[part].loop is not None else 0
+        nth = stay.before[part] + u
+        return Who(block.number, self.role, self.rank, part, task.phase.name, nth, turn + inside, piece)
 
     def where(self) -> str:
         """What the group waits for, for a message."""

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import simpy
 
@@ -32,21 +32,56 @@ def later(env: simpy.Environment, delay: int, go: Callable[[], None]) -> None:
         timeout.callbacks.append(lambda _: go())
 
 
+class Who(NamedTuple):
+    """Who asks a unit, for a script or a recording: piece `piece` of a phase's work in one iteration of one warp group.
+
+    The phase is of segment number `part` in its iteration number `nth`; `turn` counts the iterations of all innermost
+    loops that the block began before.
+    """
+
+    block: int
+    role: str
+    rank: int
+    part: int
+    phase: str
+    nth: int
+    turn: int
+    piece: int
+
+
+class Spell(NamedTuple):
+    """A recorded span of time in ps.
+
+    Of a unit: busy for `who`, or idle (`cause`) until `who` came.  Of a warp group: in a phase of `who`, or waiting
+    (`who` is None); `cause` is then what others would wait for.
+    """
+
+    start: int
+    end: int
+    cause: Cause | None
+    who: Who | None
+
+
 @dataclass(slots=True)
 class Log:
     """What one process did, as consecutive spans of time from 0 on, each with the cause that others would wait for.
 
-    `state` is the cause of the span that is not closed yet.
+    `state` is the cause of the span that is not closed yet, `who` the phase that the process is in.  A list in `spans`
+    is what a recording gets.
     """
 
     ends: list[int] = field(default_factory=lambda: [0])
     causes: list[Cause] = field(default_factory=lambda: ["launch"])
     state: Cause = "launch"
+    who: Who | None = None
+    spans: list[Spell] | None = None
 
     def mark(self, now: int) -> None:
         """Close the open span at `now`."""
         if now == self.ends[-1]:
             return
+        if self.spans is not None:
+            self.spans.append(Spell(self.ends[-1], now, self.state, self.who))
         if self.causes[-1] == self.state:
             self.ends[-1] = now
         else:
@@ -68,7 +103,7 @@ class Log:
 class Script:
     """The order in which the units of a run served, and the blocks that each slot took."""
 
-    served: dict[str, list[str]] = field(default_factory=dict)
+    served: dict[str, list[Who | None]] = field(default_factory=dict)
     placed: dict[str, list[int]] = field(default_factory=dict)
 
 
@@ -76,12 +111,12 @@ class Script:
 class Turns:
     """Records the order in which a unit is asked, or hands the unit out in a recorded order."""
 
-    order: list[str]
+    order: list[Who | None]
     scripted: bool
     given: int = 0
-    waiting: dict[str, Callable[[], None]] = field(default_factory=dict)
+    waiting: dict[Who | None, Callable[[], None]] = field(default_factory=dict)
 
-    def ask(self, who: str, go: Callable[[], None]) -> None:
+    def ask(self, who: Who | None, go: Callable[[], None]) -> None:
         """Call `go` when it is `who`'s turn: at once, unless the script says that others come first."""
         if not self.scripted:
             self.order.append(who)
@@ -96,18 +131,22 @@ class Turns:
 
 @dataclass(slots=True)
 class Unit:
-    """A server that works off requests in the order of their arrival, by arithmetic: no event of its own."""
+    """A server that works off requests in the order of their arrival, by arithmetic: no event of its own.
+
+    A list in `spans` is what a recording gets.
+    """
 
     name: str
     turns: Turns | None = None
     free: int = 0
     busy: int = 0
     stalls: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
+    spans: list[Spell] | None = None
 
     def serve(
         self,
         env: simpy.Environment,
-        who: str,
+        who: Who | None,
         block: int,  # noqa: ARG002 - those that take turns by block need it
         length: int,
         log: Log,
@@ -116,27 +155,37 @@ class Unit:
         """Serve `who`, of block number `block`, for `length` ps; `then` gets the end, as soon as it is known."""
         now = int(env.now)
         if self.turns is None:
-            then(self.book(now, length, log))
+            then(self.book(now, length, log, who))
         else:
-            self.turns.ask(who, lambda: then(self.book(now, length, log)))
+            self.turns.ask(who, lambda: then(self.book(now, length, log, who)))
 
-    def book(self, now: int, length: int, log: Log) -> int:
+    def book(self, now: int, length: int, log: Log, who: Who | None = None) -> int:
         """Serve for `length` ps from `now` or when free; returns the end.  Idle time is blamed on `log`."""
         if now > self.free:
-            self.idle(now, log)
-        self.busy += length
-        self.free += length
+            self.idle(now, log, who)
+        self.occupy(self.free + length, length, who)
         return self.free
 
-    def idle(self, until: int, log: Log) -> None:
+    def occupy(self, end: int, length: int, who: Who | None) -> None:
+        """Be busy for the `length` ps before `end`."""
+        if self.spans is not None and length:
+            self.spans.append(Spell(end - length, end, None, who))
+        self.busy += length
+        self.free = end
+
+    def idle(self, until: int, log: Log, who: Who | None = None) -> None:
         """Book the time from `free` until then, if any, to what `log` says its process did."""
         if until > self.free:
             for cause, length in log.between(self.free, until):
                 self.stalls[cause] += length
-            self.free = until
+                if self.spans is not None:
+                    self.spans.append(Spell(self.free, self.free + length, cause, who))
+                self.free += length
 
 
-Request: TypeAlias = tuple[str, "Unit", int, Log, Callable[[int], None]]  # who, of which unit, length, log, then
+Request: TypeAlias = tuple[
+    "Who | None", "Unit", int, Log, Callable[[int], None]
+]  # who, of which unit, length, log, then
 
 
 @dataclass(slots=True)
@@ -173,10 +222,10 @@ class Arbiter(Unit):
 
     ring: Ring = field(default_factory=Ring)
     serving: bool = False
-    ready: dict[str, Request] = field(default_factory=dict)
+    ready: dict[Who | None, Request] = field(default_factory=dict)
 
     def serve(
-        self, env: simpy.Environment, who: str, block: int, length: int, log: Log, then: Callable[[int], None]
+        self, env: simpy.Environment, who: Who | None, block: int, length: int, log: Log, then: Callable[[int], None]
     ) -> None:
         """Serve for `length` ps when the block's turn comes; `then` gets the end, when it is reached."""
         if self.turns is not None and self.turns.scripted:
@@ -203,8 +252,8 @@ class Arbiter(Unit):
         self.serving = request is not None
         if request is None:
             return
-        _, _, length, log, then = request
-        end = self.book(int(env.now), length, log)
+        who, _, length, log, then = request
+        end = self.book(int(env.now), length, log, who)
 
         def finish() -> None:
             then(end)
@@ -219,11 +268,12 @@ class Bucket:
 
     `level` is the time up to which the chip has work, in ps at the full rate, if all processors that one stands for
     ask the same at the same time.  They do not quite: of the time that the unit stood idle, up to `depth` ps are made
-    up for.
+    up for.  A list in `spans` is what a recording gets: when the chip is busy, in ps.
     """
 
     depth: int
     level: int
+    spans: list[tuple[int, int]] | None = None
     ring: Ring = field(default_factory=Ring)
     serving: bool = False
 
@@ -237,8 +287,8 @@ class Bucket:
         now = int(env.now)
         self.serving = False
         while not self.serving and (request := self.ring.pop()) is not None:
-            _, unit, length, log, then = request
-            end = unit.book(now, length, log)
+            who, unit, length, log, then = request
+            end = unit.book(now, length, log, who)
             self.serving = self.level > now
             then(end)
         if self.serving:
@@ -258,21 +308,22 @@ class FairShare(Unit):
     alone: bool
 
     def serve(
-        self, env: simpy.Environment, who: str, block: int, length: int, log: Log, then: Callable[[int], None]
+        self, env: simpy.Environment, who: Who | None, block: int, length: int, log: Log, then: Callable[[int], None]
     ) -> None:
         """Serve for `length` ps when the block's turn comes; `then` gets the end, as soon as it is known."""
         if self.alone:
-            then(self.book(int(env.now), length, log))
+            then(self.book(int(env.now), length, log, who))
         else:
             self.bucket.ask(env, block, (who, self, length, log, then))
 
-    def book(self, now: int, length: int, log: Log) -> int:
+    def book(self, now: int, length: int, log: Log, who: Who | None = None) -> int:
         bucket = self.bucket
         bucket.level = max(bucket.level, now - bucket.depth) + length * self.weight
+        if bucket.spans is not None:
+            bucket.spans.append((bucket.level - length * self.weight, bucket.level))
         end = max(max(now, self.free) + length, bucket.level)
-        self.idle(end - length, log)
-        self.busy += length
-        self.free = end
+        self.idle(end - length, log, who)
+        self.occupy(end, length, who)
         return end
 
 

@@ -23,7 +23,7 @@ from iosim.program import Compute, Load, Span, extent, line, walk
 from iosim.sums import bounds, inside, sum_product
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from iosim.program import Kernel, Loop, Program, Store, Tensor
 
@@ -148,18 +148,14 @@ def ledger(program: Program) -> Ledger:
     """
     flows: list[Flow] = []
     work: dict[str, dict[str, int]] = {}
-    times: dict[_Domain, int] = {}  # how often the nodes of a domain run
     for kernel in program.kernels:
         units = work.setdefault(kernel.name, {})
+        for compute, times in executions(kernel):
+            for unit, amount in compute.work.items():
+                units[unit] = units.get(unit, 0) + amount * times
         for node, loops in walk(kernel.body):
-            domain = _domain(kernel, node, loops)
-            if isinstance(node, Compute):
-                if domain not in times:
-                    times[domain] = _total(domain, ())
-                for unit, amount in node.work.items():
-                    units[unit] = units.get(unit, 0) + amount * times[domain]
-            else:
-                flows.append(_flow(kernel, node, domain))
+            if not isinstance(node, Compute):
+                flows.append(_flow(kernel, node, _domain(kernel, node, loops)))
     once = {kernel.name for kernel in program.kernels if kernel.operands_once}
     allocated = _allocated_bytes(program)
     inputs = sum(t.bytes for t in program.tensors if t.role == "in")
@@ -172,6 +168,17 @@ def ledger(program: Program) -> Ledger:
         allocated_bytes=allocated,
         peak_bytes=allocated + inputs,
     )
+
+
+def executions(kernel: Kernel) -> Iterator[tuple[Compute, int]]:
+    """Each operation of a kernel with how often it runs, over all blocks."""
+    times: dict[_Domain, int] = {}
+    for node, loops in walk(kernel.body):
+        if isinstance(node, Compute):
+            domain = _domain(kernel, node, loops)
+            if domain not in times:
+                times[domain] = _total(domain, ())
+            yield node, times[domain]
 
 
 def union_bytes(flows: Iterable[Flow]) -> int:

@@ -277,10 +277,10 @@ class Model:
         if not computes and not more:
             return Cost()
         amounts = dict.fromkeys(("matrix", "vector", "alu", "exp", "sram"), 0)
-        amounts["exp"] = self._special(computes)
+        amounts["exp"] = self.special(computes)
         lag = self.cycles(phase.name) + (self.cycles("mask") if any(n.op == "mask" for n in computes) else 0)
         for node in computes:
-            for unit, amount in self._work(node).items():
+            for unit, amount in self.work(node).items():
                 amounts[unit] += amount
             lag += self._lag(node)
             if node.op == "exp" and node.out.shape[1] > 1:
@@ -326,30 +326,36 @@ class Model:
         return ceil(slots), ceil(scores * each.get("chain", 0))
 
     @cached_property
-    def _spilled(self) -> int:
-        """Bytes that spilled registers move in one turn of the loop with the scores, in terms of SRAM bandwidth.
+    def spilled(self) -> tuple[int, int]:
+        """Bytes that spilled registers move in one turn of the loop with the scores, and the level that holds them: 0
+        for the L1, 1 for the L2, 2 for device memory.
 
-        They live in the L1, or in the L2 or beyond when those of all resident blocks do not fit there: L1 caches that
-        are read in turn keep all or nothing.
+        They live beyond the L1 when those of all resident blocks do not fit there: L1 caches that are read in turn keep
+        all or nothing.
         """
-        rates = self.hardware.spill_bytes_per_clock
+        each = self.schedule.spills * 4 * self.footprint.threads
+        held = self.footprint.resident * each
+        sram = self.hardware.sram
+        first = L1_USABLE * (sram.unified_bytes - self.footprint.resident * self.footprint.sram_bytes)
+        chip = held * (self.hardware.processors or 1)
+        last = (self.hardware.l2.capacity_bytes or 0) if self.hardware.l2 is not None else 0
+        return round(each * SPILL_TRIPS), 0 if held <= first else 1 if chip <= L2_USABLE * last else 2
+
+    @cached_property
+    def _spilled(self) -> int:
+        """What spilled registers move in one turn of the loop with the scores, in bytes at the bandwidth of SRAM."""
         if not self.schedule.spills:
             return 0
+        rates = self.hardware.spill_bytes_per_clock
         if rates is None:
             raise InputError(
                 f"spills: {self.schedule.spills} spilled registers have no time on {self.hardware.name}, whose profile "
                 "lacks registers.spill_l1_bytes_per_clock, .spill_l2_bytes_per_clock or .spill_hbm_bytes_per_clock"
             )
-        bytes_ = self.schedule.spills * 4 * self.footprint.threads
-        held = self.footprint.resident * bytes_
-        sram = self.hardware.sram
-        first = L1_USABLE * (sram.unified_bytes - self.footprint.resident * self.footprint.sram_bytes)
-        chip = held * (self.hardware.processors or 1)
-        last = (self.hardware.l2.capacity_bytes or 0) if self.hardware.l2 is not None else 0
-        rate = rates[0 if held <= first else 1 if chip <= L2_USABLE * last else 2]
-        return round(bytes_ * SPILL_TRIPS * (sram.bandwidth or 0) / (rate * (self.hardware.clock_hz or 1)))
+        each, level = self.spilled
+        return round(each * (self.hardware.sram.bandwidth or 0) / (rates[level] * (self.hardware.clock_hz or 1)))
 
-    def _special(self, nodes: Sequence[Compute]) -> int:
+    def special(self, nodes: Sequence[Compute]) -> int:
         """Special functions that the code of these nodes takes beyond its operations; see Schedule."""
         return ceil(self._scores(nodes) * self.schedule.instructions.get("special", 0))
 
@@ -376,7 +382,7 @@ class Model:
         """
         if node.op == "matmul" and on_matrix_unit(node):
             matrix = self.hardware.matrix
-            rows, _ = self._share(node)
+            rows, _ = self.share(node)
             chains = 1 if matrix.issued_by == "warp" else -(-rows // (matrix.instruction_m_max or rows))
             return matrix.drain_ps + matrix.switch_ps * (chains - 1) + self._unhidden(node)
         return self.hardware.reduce_ps if node.op == "rowmax" else 0
@@ -387,7 +393,7 @@ class Model:
         The next ones take a latency, and come only when the products that read these are through.
         """
         matrix = self.hardware.matrix
-        if self.schedule.fragments > 1 or not self._by_warp:
+        if self.schedule.fragments > 1 or not self.by_warp:
             return 0
         steps = -(-node.args[0].shape[1] // (matrix.instruction_k or 1))
         return steps * ((self.hardware.sram.latency_ps or 0) + matrix.drain_ps)
@@ -402,7 +408,7 @@ class Model:
         return round(self.schedule.cycles.get(name, 0) * 10**12 / (self.hardware.clock_hz or 1))
 
     @property
-    def _by_warp(self) -> bool:
+    def by_warp(self) -> bool:
         """Whether each warp issues matrix instructions of its own."""
         return self.hardware.matrix.issued_by == "warp"
 
@@ -413,6 +419,13 @@ class Model:
         return any(n.op == "matmul" and on_matrix_unit(n) for n in nodes)
 
     @cached_property
+    def product_flops(self) -> tuple[int, int]:
+        """FLOPs of the matrix unit, each product of the kernel once: of the tiles, and in whole instructions."""
+        nodes = (n for part in self.parts for n in _nodes(part) if isinstance(n, Compute))
+        products = [n for n in nodes if n.op == "matmul" and on_matrix_unit(n)]
+        return sum(n.work["matrix"] for n in products), sum(map(self._padded_flops, products))
+
+    @cached_property
     def surplus(self) -> int:
         """Warp groups that hold the same rows, because a matrix instruction is higher than a group's share."""
         nodes = [n for part in self.parts for n in _nodes(part) if isinstance(n, Compute)]
@@ -421,7 +434,7 @@ class Model:
         least = (self.hardware.matrix.instruction_m or 1) if self.hardware.matrix.issued_by == "group" else 1
         return min(self.workers, max(1, -(-self.workers * least // min(heights)))) if heights else 1
 
-    def _work(self, node: Compute) -> dict[str, int]:
+    def work(self, node: Compute) -> dict[str, int]:
         """Work of one node for the whole block: the op's own, and SRAM bytes of operands and results."""
         if node.op == "matmul":
             flops = self._padded_flops(node) if on_matrix_unit(node) else 0
@@ -434,7 +447,7 @@ class Model:
             work["sram"] += node.out.bytes
         return work
 
-    def _share(self, node: Compute) -> tuple[int, int]:
+    def share(self, node: Compute) -> tuple[int, int]:
         """Rows and columns of a product that one warp group computes.
 
         Surplus groups compute the same rows: each all columns of a product that further code takes by rows, a part of
@@ -442,7 +455,7 @@ class Model:
         """
         rows, cols = node.out.shape
         if tall := self.schedule.along_rows.get(node.phase):
-            tall = min(self.workers, -(-tall // (self.hardware.warps_per_group if self._by_warp else 1)))
+            tall = min(self.workers, -(-tall // (self.hardware.warps_per_group if self.by_warp else 1)))
             return -(-rows // tall), -(-cols * tall // self.workers)
         rows = -(-rows * self.surplus // self.workers)
         return rows, -(-cols // self.surplus) if node.add else cols
@@ -453,7 +466,7 @@ class Model:
         `instruction_k` is for operands of two bytes; narrower ones come in steps of as many bytes.
         """
         matrix = self.hardware.matrix
-        rows, cols = self._share(node)
+        rows, cols = self.share(node)
         step = (matrix.instruction_k or 1) * 2 // dtype(tile_of(node.args[0]).dtype).bytes
         sizes = (rows, matrix.instruction_m), (cols, matrix.instruction_n), (node.args[0].shape[1], step)
         return 2 * self.workers * prod(-(-size // (unit or 1)) * (unit or 1) for size, unit in sizes)
@@ -470,7 +483,7 @@ class Model:
             issuers = self.workers * (self.hardware.warps_per_group if matrix.issued_by == "warp" else 1)
             times = (a, -(-issuers // tall)), (b, min(tall, issuers))
             return sum(tile.bytes * n for tile, n in times if self.places[tile.name] == "sram")
-        rows, cols = self._share(node)
+        rows, cols = self.share(node)
         height, width = matrix.instruction_m_max or rows, matrix.instruction_n_max or cols
         times_b, times_a = -(-rows // height), -(-cols // (-(-width // self.surplus)))
         if matrix.issued_by == "warp":
@@ -516,14 +529,17 @@ class Model:
         if count and (rate := self._l2_rates["shared" if self._is_shared(node) else direction]):
             cluster = self.schedule.multicast.get(node.tile.name, 1) if direction == "read" else 1
             lengths["l2"] = duration(-(-count // cluster), rate)
-        if isinstance(node, Store) and count:
-            passes = (self.places[node.tile.name] == "sram") or 2 * node.add
-            lengths["sram"] = duration(count * passes, self.hardware.sram.bandwidth or 1)
         if isinstance(node, Load) and count:
             lengths["copy"] = duration(count, self.hardware.copy.bandwidth or 1)
-            if self.places[node.tile.name] == "sram":
-                lengths["sram"] = duration(count, self.hardware.sram.bandwidth or 1)
+        if count and (isinstance(node, Store) or self.sram_passes(node)):
+            lengths["sram"] = duration(count * self.sram_passes(node), self.hardware.sram.bandwidth or 1)
         return Transfer(view.tensor.name, direction, count, tuple(lengths.items()))
+
+    def sram_passes(self, node: Load | Store) -> int:
+        """How often SRAM takes or gives what a load or store moves: a reduction passes through it."""
+        if self.places[node.tile.name] == "sram":
+            return 1
+        return 2 if isinstance(node, Store) and node.add else 0
 
     def latency(self, transfer: Transfer) -> int:
         """Ps from the end of a load's transfer to its arrival: of DRAM where any of it comes from there."""

@@ -21,8 +21,9 @@ import simpy
 from iosim.errors import InputError, nearest
 from iosim.hardware import Hardware, Power
 from iosim.interpreters.blocks import Block, Floor, Process, Processor, Stays, unroll
-from iosim.interpreters.engine import CAUSES, Arbiter, Bucket, FairShare, Log, Script, Turns, Unit
+from iosim.interpreters.engine import CAUSES, Arbiter, Bucket, FairShare, Log, Script, Spell, Turns, Unit
 from iosim.interpreters.model import Iteration, Model, Repeat, Shape, Visit, visits
+from iosim.interpreters.recording import Recorder, Recording, Watch, lives
 from iosim.memory.cache import DeviceTraffic, DramFlow
 from iosim.memory.onchip import CapacityError, Footprint, on_matrix_unit
 from iosim.program import Compute, Kernel, Program, walk
@@ -69,12 +70,16 @@ class KernelTime:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """A program's run on a machine.  Times are in ps; `moved` are bytes by (tensor, direction), as the blocks asked."""
+    """A program's run on a machine.  Times are in ps; `moved` are bytes by (tensor, direction), as the blocks asked.
+
+    `recordings` are by kernel, of what was watched.
+    """
 
     fidelity: Fidelity
     kernels: tuple[KernelTime, ...]
     moved: Mapping[tuple[str, str], int]
     script: Script | None = field(default=None, repr=False)
+    recordings: Mapping[str, Recording] = field(default_factory=dict, repr=False)
 
     @property
     def makespan_ps(self) -> int:
@@ -111,12 +116,14 @@ def timeline(
     fidelity: Fidelity = "fair",
     record: bool = False,
     script: Script | None = None,
+    watch: Watch | None = None,
 ) -> Timeline:
     """Run `program` on `hardware`; `traffic` says how much of each load and store reaches DRAM.
 
     With `record` the result carries the order in which every unit served (`chip` only); with `script` that order is
-    kept, which makes the run monotone in every rate.  Raises CapacityError for a block that does not fit, InputError
-    for an unknown fidelity or a machine that lacks a number which time needs.
+    kept, which makes the run monotone in every rate.  `watch` asks for recordings, which simulations of their own make:
+    in `fair` of a processor full of alike blocks, the first that it gets.  Raises CapacityError for a block that does
+    not fit, InputError for an unknown fidelity or a machine that lacks a number which time needs.
     """
     if fidelity not in FIDELITIES:
         raise InputError(f"fidelity: {fidelity!r} is not one of {', '.join(FIDELITIES)}{nearest(fidelity, FIDELITIES)}")
@@ -125,6 +132,7 @@ def timeline(
     made = Script() if record else None
     moved: dict[tuple[str, str], int] = {}
     kernels = []
+    recordings: dict[str, Recording] = {}
     for kernel in program.kernels:
         flows = tuple(f for f in traffic.flows if f.flow.kernel == kernel.name)
         own = schedule.of(kernel.name)
@@ -148,12 +156,14 @@ def timeline(
 
         run = _at_its_clock(kernel, hardware.with_units(own.units), at)
         kernels.append(run.time)
+        if watch is not None and watch.kernel in (None, kernel.name):
+            recordings[kernel.name] = (_Fair(run.model) if fidelity == "fair" else _Chip(run.model)).record(watch)
         if made is not None and attempts:
             made.served |= attempts[-1].served
             made.placed |= attempts[-1].placed
         for key, bytes_ in run.moved.items():
             moved[key] = moved.get(key, 0) + bytes_
-    return Timeline(fidelity, tuple(kernels), moved, made)
+    return Timeline(fidelity, tuple(kernels), moved, made, recordings)
 
 
 def _at_its_clock(kernel: Kernel, hardware: Hardware, at: Callable[[Hardware], _Run]) -> _Run:
@@ -196,6 +206,7 @@ def _watts_per_ghz3(run: _Run, hardware: Hardware, power: Power) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
+    model: Model
     time: KernelTime
     moved: Mapping[tuple[str, str], int]
 
@@ -222,12 +233,19 @@ def _kernel_time(
     )
 
 
-def _logs(model: Model) -> dict[tuple[str, int], Log]:
-    return {key: Log() for key in model.groups}
+def _logs(model: Model, watched: bool = False) -> dict[tuple[str, int], Log]:
+    return {key: Log(spans=[] if watched else None) for key in model.groups}
 
 
 def _finish(floor: Floor, scripted: bool = False) -> int:
-    """Run all events; returns the end in ps.  Raises InputError where blocks wait for each other, or for a script."""
+    """Run all events, or those that a recording wants; returns the end in ps.
+
+    Raises InputError where blocks wait for each other, or for a script.
+    """
+    while floor.record is not None and not floor.record.enough and floor.env.peek() < float("inf"):
+        floor.env.step()
+    if floor.record is not None and floor.record.enough:
+        return int(floor.env.now)
     floor.env.run()
     if floor.open:
         number, groups = next(iter(floor.open.items()))
@@ -235,6 +253,42 @@ def _finish(floor: Floor, scripted: bool = False) -> int:
         why = "the script is of another run" if scripted else "the order never ends"
         raise InputError(f"kernel {floor.model.kernel.name}: {why}: in block {number} {waits}")
     return int(floor.env.now)
+
+
+def _recording(
+    model: Model,
+    recorder: Recorder,
+    turns: int,
+    weight: int,
+    end: int,
+    units: Mapping[str, Unit],
+    chip: Mapping[str, Sequence[tuple[int, int]]],
+    logs: Sequence[Mapping[tuple[str, int], Log]],
+) -> Recording:
+    """What a recorder and the units and logs of its processor have seen until `end`; `logs` are those of each slot."""
+    whole = not recorder.enough
+    for own in logs:
+        for log in own.values():
+            log.mark(end)
+    return Recording(
+        kernel=model.kernel.name,
+        processor=recorder.processor,
+        weight=weight,
+        clock_hz=model.hardware.clock_hz or 0,
+        launch_ps=model.hardware.launch_ps,
+        end=end,
+        whole=whole,
+        turns=turns,
+        blocks=tuple(dict.fromkeys(r.who.block for r in recorder.phases)),
+        units={name: tuple(unit.spans or ()) for name, unit in units.items()},
+        chip={name: tuple(spans) for name, spans in chip.items()},
+        groups={(slot, *key): tuple(log.spans or ()) for slot, own in enumerate(logs) for key, log in own.items()},
+        phases=tuple(recorder.phases),
+        flights=tuple(recorder.flights),
+        lives=tuple(lives(model, recorder, end, whole)),
+        sram_bytes=model.footprint.sram_bytes,
+        sram_capacity=model.hardware.sram.capacity_bytes,
+    )
 
 
 def _unit_time(units: Sequence[Unit]) -> UnitTime:
@@ -248,10 +302,10 @@ def _unit_time(units: Sequence[Unit]) -> UnitTime:
 class _Chip:
     """All processors and all blocks, the memory served in turns."""
 
-    def __init__(self, model: Model, made: Script | None, script: Script | None) -> None:
+    def __init__(self, model: Model, made: Script | None = None, script: Script | None = None) -> None:
         self.model, self.made, self.script = model, made, script
         self.count = model.hardware.processors or 0
-        self.named = made is not None or script is not None
+        self.scripted = made is not None or script is not None
 
     def turns(self, unit: str) -> Turns | None:
         name = f"{self.model.kernel.name}/{unit}"
@@ -262,26 +316,65 @@ class _Chip:
         return None
 
     def run(self) -> _Run:
+        floor, processors, logs = self.start(None)
+        end = _finish(floor, self.script is not None)
+        return self.books(end, processors, floor.shared, [own for slot in logs for own in slot], floor)
+
+    def start(
+        self, recorder: Recorder | None
+    ) -> tuple[Floor, Sequence[Processor], Sequence[Sequence[Mapping[tuple[str, int], Log]]]]:
+        """All processors with their slots, ready to run; the logs of each slot of each processor, slot by slot."""
         model = self.model
         env = simpy.Environment()
-        shared = {name: Arbiter(name, self.turns(name)) for name in SHARED}
-        floor = Floor(env, model, shared, self.named)
+        watched = None if recorder is None else recorder.processor
+        shared = {name: Arbiter(name, self.turns(name), spans=None if recorder is None else []) for name in SHARED}
+        floor = Floor(env, model, shared, self.scripted, recorder)
         processors = [
-            Processor(n, {name: Unit(name, self.turns(f"{name}{n}")) for name in OWN}) for n in range(self.count)
+            Processor(
+                n, {name: Unit(name, self.turns(f"{name}{n}"), spans=[] if n == watched else None) for name in OWN}
+            )
+            for n in range(self.count)
         ]
         queue: Iterator[int] = iter(range(model.kernel.blocks))
         stays = [unroll(kind.shape, len(model.parts)) for kind in model.classes]
         kinds = [stays[c] for c in model.class_of_blocks().tolist()]
-        logs = []
+        logs: list[list[Mapping[tuple[str, int], Log]]] = []
         for slot in range(model.footprint.resident):
+            logs.append([])
             for processor in processors:
-                own = _logs(model)
-                logs.append(own)
+                own = _logs(model, processor.number == watched)
+                logs[-1].append(own)
                 take = self.blocks_of(f"{model.kernel.name}/{processor.number}.{slot}", queue)
                 start = model.hardware.start_ps * (slot * self.count + processor.number)
                 env.process(_slot(floor, processor, ((n, kinds[n]) for n in take), own, start))
-        end = _finish(floor, self.script is not None)
-        return self.books(end, processors, shared, logs, floor)
+        return floor, processors, logs
+
+    def record(self, watch: Watch) -> Recording:
+        """One processor among all: the one asked for, or that of a block among the first that start.
+
+        Raises InputError for a processor or block that is none of them.
+        """
+        first = min(self.count * self.model.footprint.resident, self.model.kernel.blocks)
+        block = watch.processor if watch.block is None else watch.block
+        block = block or 0
+        if watch.block is not None and not 0 <= block < first:
+            raise InputError(f"block: {block} is not one of 0 to {first - 1}, which kernel {self.model.kernel.name} "
+                             "starts with; the fidelity chip shows those")  # fmt: skip
+        if watch.block is None and not 0 <= block < min(self.count, first):
+            raise InputError(f"processor: {block} is not one of 0 to {min(self.count, first) - 1}, which have blocks")
+        number = block % self.count
+        recorder = Recorder(number, self.model.workers * len(range(number, first, self.count)), watch.until)
+        floor, processors, logs = self.start(recorder)
+        end = _finish(floor)
+        if not recorder.enough:
+            self.books(end, processors, floor.shared, [own for slot in logs for own in slot], floor)
+        units = {**floor.shared, **processors[number].units}
+        chip = {
+            name: [(s.start, s.end) for s in unit.spans or () if s.cause is None] for name, unit in floor.shared.items()
+        }
+        kinds, classes = self.model.class_of_blocks().tolist(), self.model.classes
+        turns = max(self.model.iterations(classes[kinds[n]].shape) for n in range(number, first, self.count))
+        return _recording(self.model, recorder, turns, 1, end, units, chip, [slot[number] for slot in logs])
 
     def blocks_of(self, slot: str, queue: Iterator[int]) -> Iterator[int]:
         """The blocks that a slot takes: the next of the grid, or those of the script."""
@@ -311,7 +404,7 @@ class _Chip:
         units = {name: _unit_time([u]) for name, u in shared.items()}
         units |= {name: _unit_time([p.units[name] for p in processors]) for name in OWN}
         used = min(self.count, self.model.kernel.blocks)
-        return _Run(_kernel_time(self.model, end, used, units), floor.moved)
+        return _Run(self.model, _kernel_time(self.model, end, used, units), floor.moved)
 
 
 # ---------------------------------------------------------------- one processor for each class
@@ -365,7 +458,7 @@ class _Fair:
         least = max(length if name in SHARED else -(-length // active) for name, length in busy.items())
         makespan = max(makespan, least)
         units = {name: self.books(name, busy[name], parts, makespan, occupied) for name in busy}
-        return _Run(_kernel_time(self.model, makespan, active, units, self.spread_pct(resident)), moved)
+        return _Run(self.model, _kernel_time(self.model, makespan, active, units, self.spread_pct(resident)), moved)
 
     @cached_property
     def alike(self) -> dict[Profile, Shape]:
@@ -496,16 +589,33 @@ class _Fair:
         From the second round on their beginnings and ends are out of step as well.  Blocks of several classes are so
         altogether.
         """
+        floor, processors, logs = self.start(shape, kinds, rounds, fresh)
+        return summary(kinds, rounds, _finish(floor), floor.ended, processors, logs)
+
+    def start(
+        self,
+        shape: Shape,
+        kinds: Kinds,
+        rounds: int,
+        fresh: bool,
+        recorder: Recorder | None = None,
+        numbers: Iterator[int] | None = None,
+    ) -> tuple[Floor, Sequence[Processor], Sequence[Sequence[Mapping[tuple[str, int], Log]]]]:
+        """One processor of each kind with its slots, ready to run; the logs of each slot of each.
+
+        Blocks have the `numbers` 0, 1, 2 and so on where others are not given.
+        """
         env = simpy.Environment()
-        floor = Floor(env, self.model, {}, named=False)
+        watched = recorder is not None
+        floor = Floor(env, self.model, {}, scripted=False, record=recorder)
         blocks = sum(weight * resident for weight, resident in kinds)
         share, of = OUT_OF_STEP
         depth, later = (n * blocks * share // of for n in (request(self.model, shape), largest_request(shape)))
         if len(self.alike) > 1:
             depth = later = blocks * max(self.model.totals(shape).busy.get(name, 0) for name in SHARED)
             fresh = False
-        buckets = {name: Bucket(depth, 0 if fresh else -depth) for name in SHARED}
-        stays, numbers = unroll(shape, len(self.model.parts)), count()
+        buckets = {name: Bucket(depth, 0 if fresh else -depth, [] if watched else None) for name in SHARED}
+        stays, numbers = unroll(shape, len(self.model.parts)), count() if numbers is None else numbers
 
         def take() -> Iterator[tuple[int, Stays]]:
             for n in range(rounds):
@@ -516,19 +626,48 @@ class _Fair:
         alone = len(kinds) == 1 and kinds[0][1] == 1
         processors: list[Processor] = []
         for n, (weight, _) in enumerate(kinds):
-            units: dict[str, Unit] = {name: Unit(name) for name in OWN}
+            units: dict[str, Unit] = {name: Unit(name, spans=[] if watched else None) for name in OWN}
             for name in SHARED:
-                units[name] = FairShare(name, bucket=buckets[name], weight=weight, alone=alone)
+                spans: list[Spell] | None = [] if watched else None
+                units[name] = FairShare(name, spans=spans, bucket=buckets[name], weight=weight, alone=alone)
             processors.append(Processor(n, units))
         logs: list[list[Mapping[tuple[str, int], Log]]] = [[] for _ in kinds]
         for slot in range(max(resident for _, resident in kinds)):  # as the hardware launches: first one for each
             for processor, (_, resident) in zip(processors, kinds, strict=True):
                 if slot < resident:
-                    own = _logs(self.model)
+                    own = _logs(self.model, watched)
                     logs[processor.number].append(own)
                     start = self.model.hardware.start_ps * slot * self.count
                     env.process(_slot(floor, processor, take(), own, start))
-        return summary(kinds, rounds, _finish(floor), floor.ended, processors, logs)
+        return floor, processors, logs
+
+    def record(self, watch: Watch) -> Recording:
+        """A processor with as many blocks like the one asked for (by default, one of the longest) as it gets at first.
+
+        Raises InputError for a block that the kernel has not, and for one processor: they are all alike.
+        """
+        model, blocks = self.model, self.model.kernel.blocks
+        if watch.processor is not None:
+            raise InputError("processor: all are alike in the fidelity fair; --fidelity chip tells them apart")
+        if watch.block is not None and not 0 <= watch.block < blocks:
+            raise InputError(
+                f"block: {watch.block} is not one of 0 to {blocks - 1}, which kernel {model.kernel.name} has"
+            )
+        shapes, of = [kind.shape for kind in model.classes], model.class_of_blocks().tolist()
+        longest = max(range(len(shapes)), key=lambda n: model.iterations(shapes[n]))
+        block = of.index(longest) if watch.block is None else watch.block
+        shape = shapes[of[block]]
+        active = min(self.count, blocks)
+        resident = min(model.footprint.resident, -(-blocks // active))
+        kinds = ((active, resident),)
+        recorder = Recorder(0, model.workers * resident, watch.until)
+        floor, processors, logs = self.start(shape, kinds, 1, True, recorder, count(block, active))
+        end = _finish(floor)
+        if not recorder.enough:
+            summary(kinds, 1, end, floor.ended, processors, logs)
+        units = processors[0].units
+        chip = {name: unit.bucket.spans or [] for name, unit in units.items() if isinstance(unit, FairShare)}
+        return _recording(model, recorder, model.iterations(shape), active, end, units, chip, logs[0])
 
     def books(
         self, name: str, busy: int, parts: Sequence[tuple[_Sample, int]], makespan: int, occupied: int

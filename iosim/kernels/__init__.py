@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from iosim.dataflows import Dataflow, load_dataflow
-from iosim.dataflows.split_rules import cudnn_splits, flash2_splits
+from iosim.dataflows.split_rules import cudnn_splits, flash1_splits, flash2_splits
 from iosim.errors import InputError, nearest
 from iosim.index import cdiv
 from iosim.kernels.library import Code, Lengths, Product
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 LAST = "last"
 COPIED = 512  # elements that a block of a copy kernel takes
-SPLIT_RULES = {"flash2": flash2_splits, "cudnn": cudnn_splits}
+SPLIT_RULES = {"flash1": flash1_splits, "flash2": flash2_splits, "cudnn": cudnn_splits}
 _FIELDS = tuple(f.name for f in fields(Schedule))
 
 
@@ -70,7 +70,7 @@ class _Tile(BaseModel):
 
 
 class _Split(_Table):
-    rule: Literal["flash2", "cudnn"]
+    rule: Literal["flash1", "flash2", "cudnn"]
     dataflow: str
     tile: tuple[_Tile, ...]
 
@@ -136,13 +136,17 @@ class Kernel:
     def fields_for(self, a: Attention, processors: int | None, given: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of the schedule that its authors chose for problem `a`, under those that are `given`.
 
-        Raises InputError for a head dimension that it does not have.
+        Raises InputError for a head dimension or a mask that it does not have.
         """
         splits = given.get("splits", self.splits(a, processors))
         part = self.file if splits == 1 or self.file.split is None else self.file.split
         tiles = [t for t in part.tile if a.d <= t.d and t.causal in (None, a.causal)]
         if not tiles:
             most = max(t.d for t in part.tile)
+            if a.d <= most:
+                mask = "a causal mask" if a.causal else "no causal mask"
+                parts = f" and {splits} splits" if splits > 1 else ""
+                raise InputError(f"causal: kernel {self.name} has no tile for d {a.d} with {mask}{parts}")
             raise InputError(f"d: kernel {self.name} takes head dimensions up to {most}, not {a.d}")
         own = {**self.file.settings, **(tiles[0].model_extra or {}), "splits": splits, **given}
         stages = own.get("stages", (1,))

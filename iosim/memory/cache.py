@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from iosim.interpreters.ledger import Flow, Ledger
+from iosim.interpreters.ledger import Direction, Flow, Ledger
 from iosim.memory.closed_form import closed_form
 
 if TYPE_CHECKING:
@@ -33,26 +33,24 @@ USABLE = 0.95
 class DramFlow:
     """The bytes that one flow of the ledger reads from and writes to DRAM, over all blocks.
 
-    What is written counts for the flow that made it dirty.
+    What is written counts for the flow that made it dirty.  `l2_bytes` are what of its requests reaches the L2, 0 where
+    there is none: a multicast read counts once for a cluster.
     """
 
     flow: Flow
     dram_read_bytes: int
     dram_write_bytes: int
+    l2_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceTraffic:
     """Device traffic of a program in bytes: `flows` in the ledger's order, and their sums.
 
-    `l2_*_bytes` are the requests that reach the L2, 0 where there is none.  `method` says how the DRAM bytes were had:
-    "none" where there is no cache.
+    `method` says how the DRAM bytes were had: "none" where there is no cache.
     """
 
     flows: tuple[DramFlow, ...]
-    l2_read_bytes: int
-    l2_write_bytes: int
-    l2_add_bytes: int
     method: Method
 
     @property
@@ -64,6 +62,24 @@ class DeviceTraffic:
     def dram_write_bytes(self) -> int:
         """Bytes written to DRAM."""
         return sum(f.dram_write_bytes for f in self.flows)
+
+    @property
+    def l2_read_bytes(self) -> int:
+        """Bytes that loads ask the L2 for."""
+        return self._l2("read")
+
+    @property
+    def l2_write_bytes(self) -> int:
+        """Bytes that stores send to the L2."""
+        return self._l2("write")
+
+    @property
+    def l2_add_bytes(self) -> int:
+        """Payload of the reductions in the L2."""
+        return self._l2("add")
+
+    def _l2(self, direction: Direction) -> int:
+        return sum(f.l2_bytes for f in self.flows if f.flow.direction == direction)
 
     def of_kernel(self, name: str) -> tuple[int, int]:
         """(read, written) DRAM bytes of one kernel."""
@@ -77,7 +93,7 @@ def behind_caches(
     hardware: Hardware,
     resident: Mapping[str, int],
     descending: Collection[str] = (),
-    clusters: Mapping[str, int] | None = None,
+    multicast: Mapping[str, Mapping[str, int]] | None = None,
 ) -> DeviceTraffic:
     """`dram_flows` behind the last cache of a machine: what caches before it hold changes little of what it misses.
 
@@ -86,7 +102,7 @@ def behind_caches(
     last = hardware.caches[0] if hardware.caches else None
     capacity, partitions = (last.capacity_bytes, last.partitions or 1) if last is not None else (None, 1)
     return dram_flows(
-        program, ledger, capacity, resident, partitions=partitions, descending=descending, clusters=clusters
+        program, ledger, capacity, resident, partitions=partitions, descending=descending, multicast=multicast
     )
 
 
@@ -98,18 +114,21 @@ def dram_flows(
     *,
     partitions: int = 1,
     descending: Collection[str] = (),
-    clusters: Mapping[str, int] | None = None,
+    multicast: Mapping[str, Mapping[str, int]] | None = None,
     method: Method | None = None,
 ) -> DeviceTraffic:
     """What each flow of `ledger` moves to and from DRAM behind a cache of `cache_bytes` (None: there is none).
 
     `resident` gives, by kernel, how many blocks the machine runs at one time; they start in launch order, the last grid
-    axis fastest.  `cache_bytes` is all `partitions` together; the blocks of a cluster, as many as `clusters` says by
-    kernel (else 1), are in one partition.  The loops named in `descending` run from their last iteration to the first,
-    as FlashAttention-2 walks the keys; with a causal mask that decides how much is read again.
+    axis fastest.  `cache_bytes` is all `partitions` together.  `multicast` says, by kernel and tile, for how many
+    blocks of a cluster a load is made once; these blocks are in one partition.  The loops named in `descending` run
+    from their last iteration to the first, as FlashAttention-2 walks the keys; with a causal mask that decides how much
+    is read again.
     `method` asks for one where the budget of work would take the other.
     """
     moved: Sequence[tuple[int, int]] | None
+    shared = multicast or {}
+    clusters = {kernel: max(tiles.values(), default=1) for kernel, tiles in shared.items()}
     if cache_bytes is None:
         moved, method = [_without_cache(f) for f in ledger.flows], "none"
     else:
@@ -123,14 +142,18 @@ def dram_flows(
             )
         method = "closed form" if moved is None else "simulated"
         moved = moved or closed_form(program, ledger, usable, partitions, resident, descending)
-    there = cache_bytes is not None
     return DeviceTraffic(
-        flows=tuple(DramFlow(f, read, write) for f, (read, write) in zip(ledger.flows, moved, strict=True)),
-        l2_read_bytes=there * ledger.hbm_read_bytes,
-        l2_write_bytes=there * ledger.hbm_write_bytes,
-        l2_add_bytes=there * ledger.hbm_add_bytes,
+        flows=tuple(
+            DramFlow(f, read, write, 0 if cache_bytes is None else _asked(f, shared.get(f.kernel, {})))
+            for f, (read, write) in zip(ledger.flows, moved, strict=True)
+        ),
         method=method,
     )
+
+
+def _asked(flow: Flow, multicast: Mapping[str, int]) -> int:
+    """Bytes of a flow that reach the L2."""
+    return -(-flow.hbm_bytes // (multicast.get(flow.node.tile.name, 1) if flow.direction == "read" else 1))
 
 
 def _without_cache(flow: Flow) -> tuple[int, int]:

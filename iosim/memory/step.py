@@ -109,7 +109,17 @@ def step_memory(forward: Program, backward: Program) -> StepMemory:
     """What is alive when most is, see the rule above; raises InputError as `joined` does."""
     tensors = joined(forward, backward)
     calls = [*_calls(forward), *_calls(backward)]
-    lives = [(alive, first, last) for alive, first, last in (*_own(tensors, calls), *_held(tensors, calls))]
+    return _most(calls, [*_own(tensors, calls), *_held(tensors, calls)])
+
+
+def pass_memory(program: Program) -> StepMemory:
+    """The same of one pass alone, of which a library keeps nothing beside the program's tensors."""
+    calls = list(_calls(program))
+    return _most(calls, list(_own(program.tensors, calls)))
+
+
+def _most(calls: Sequence[Sequence[Kernel]], lives: Sequence[tuple[Alive, int, int]]) -> StepMemory:
+    """What is alive in the call with most, of tensors with their first and last call."""
     at = [tuple(alive for alive, first, last in lives if first <= n <= last) for n in range(len(calls))]
     most = max(range(len(calls)), key=lambda n: sum(t.bytes for t in at[n]))
     return StepMemory(tuple(k.name for k in calls[most]), at[most])

@@ -10,7 +10,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import iosim
+from iosim.dataflows import Dataflow
 from iosim.hardware import Hardware
+from iosim.report.interval import interval_columns, interval_fields
+from iosim.schedule import Schedule
 from iosim.study.run import Comparison, Run
 
 if TYPE_CHECKING:
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 SCHEMA = "iosim.run/1"
 
 
-def document(comparison: Comparison, request: Mapping[str, Any]) -> dict[str, Any]:
+def document(comparison: Comparison, request: Mapping[str, Any], *, energy: bool = False) -> dict[str, Any]:
     """The whole comparison; `request` repeats what was asked for, so that the result can be had again."""
     machines = {r.hardware.name: r.hardware for r in comparison.runs}
     return {
@@ -33,7 +36,7 @@ def document(comparison: Comparison, request: Mapping[str, Any]) -> dict[str, An
         "pass": comparison.runs[0].dataflow.computes,
         "problem": comparison.problem.as_dict(),
         "hardware": {name: _hardware(machine) for name, machine in machines.items()},
-        "runs": [_run(r) for r in comparison.runs],
+        "runs": [_run(r, energy) for r in comparison.runs],
     }
 
 
@@ -62,8 +65,8 @@ def _hardware(machine: Hardware) -> dict[str, Any]:
     }
 
 
-def _run(r: Run) -> dict[str, Any]:
-    return {
+def _run(r: Run, energy: bool) -> dict[str, Any]:
+    out = {
         "dataflow": r.dataflow.name,
         "hardware": r.hardware.name,
         "schedule": schedule_fields(r) | {"why": r.why},
@@ -105,7 +108,16 @@ def _run(r: Run) -> dict[str, Any]:
             for name, u in r.timeline.units.items()
         },
         "check": _check(r),
-    } | ({"parts": [_run(part) | {"pass": part.dataflow.computes} for part in r.parts]} if r.parts else {})
+    }
+    if r.interval is not None:
+        out["interval"] = interval_fields(r.interval)
+    if energy:
+        from iosim.report.energy import energy_document
+
+        out["energy"] = energy_document(r.energy)
+    if r.parts:
+        out["parts"] = [_run(part, energy) | {"pass": part.dataflow.computes} for part in r.parts]
+    return out
 
 
 def _alive(r: Run) -> dict[str, Any]:
@@ -119,9 +131,14 @@ def _alive(r: Run) -> dict[str, Any]:
 
 
 def schedule_fields(r: Run) -> dict[str, Any]:
-    """The choices that this dataflow reads, and those that every timeline reads."""
-    whole = r.schedule.as_dict()
-    names = [*r.dataflow.uses, "stages", "groups"]
+    """The choices that this run's dataflow reads, and those that every timeline reads."""
+    return chosen_fields(r.dataflow, r.schedule)
+
+
+def chosen_fields(flow: Dataflow, schedule: Schedule) -> dict[str, Any]:
+    """The fields of a schedule that a dataflow reads, and those that every timeline reads."""
+    whole = schedule.as_dict()
+    names = [*flow.uses, "stages", "groups"]
     return {name: whole[name] for name in names} | {name: whole[name] for name in ("place", "orders") if whole[name]}
 
 
@@ -137,6 +154,7 @@ def _traffic(r: Run) -> dict[str, int | str]:
         "l2_read_bytes": r.device.l2_read_bytes,
         "l2_write_bytes": r.device.l2_write_bytes,
         "l2_add_bytes": r.device.l2_add_bytes,
+        "l2_counter_bytes": r.l2_counter_bytes,
     }
 
 
@@ -226,9 +244,14 @@ def rows_total(r: Run) -> int:
     return r.problem.batch * r.problem.heads * r.problem.n_q
 
 
-def run_row(r: Run) -> dict[str, Any]:
+def run_row(r: Run, *, energy: bool = False) -> dict[str, Any]:
     """One run as a flat row, for a table or CSV; times in seconds, None where there is no time."""
     t = r.timeline
+    joules = {}
+    if energy:
+        from iosim.report.energy import energy_row
+
+        joules = energy_row(r.energy)
     return {
         "hardware": r.hardware.name,
         "dataflow": r.dataflow.name,
@@ -247,13 +270,15 @@ def run_row(r: Run) -> dict[str, Any]:
         "sram_capacity_bytes": r.footprint.sram_capacity,
         "flops_convention": r.dataflow.flops(r.problem),
         "flops_executed": r.ledger.executed_flops,
+        **joules,
         "check": "skipped" if r.check is None else r.check.status,
+        **({} if r.interval is None else interval_columns(r.interval)),
         **{f"schedule_{name}": value for name, value in schedule_fields(r).items()},
     }
 
 
-def rows_as_csv(comparison: Comparison) -> str:
+def rows_as_csv(comparison: Comparison, *, energy: bool = False) -> str:
     """A header and one line a run."""
     from iosim.report.layout import csv_text
 
-    return csv_text([run_row(r) for r in comparison.runs])
+    return csv_text([run_row(r, energy=energy) for r in comparison.runs])

@@ -1,17 +1,21 @@
-"""Machine profiles as text: the list, one with all its sources, and the answer to a check."""
+"""Machine profiles: the list, one with all its sources, the answer to a check; as text, JSON (iosim.hw/1) and CSV."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from textwrap import wrap
+from typing import Any
 
-from iosim.hardware import DEFAULT, Hardware, load_hardware, profile_names
-from iosim.report.layout import WIDTH
+import iosim
+from iosim.hardware import DEFAULT, DTYPES, Hardware
+from iosim.report.layout import WIDTH, csv_text
 from iosim.report.words import kib, size
 
+SCHEMA = "iosim.hw/1"
 
-def list_text() -> str:
-    """One line a shipped machine."""
-    machines = [load_hardware(name) for name in profile_names()]
+
+def list_text(machines: Sequence[Hardware]) -> str:
+    """One line a machine."""
     width = max(len(m.name) for m in machines)
     lines = []
     for m in machines:
@@ -44,3 +48,52 @@ def check_text(m: Hardware) -> str:
     if missing := m.missing_for_time():
         lines += wrap(f"time cannot be predicted without: {', '.join(missing)}", WIDTH)
     return "\n".join(lines) + "\n"
+
+
+# ---------------------------------------------------------------- JSON and CSV
+
+
+def document(machines: Sequence[Hardware], *, numbers: bool = False) -> dict[str, Any]:
+    """Machines, in bytes, hertz and operations a second of the whole chip; with the `numbers` of their profiles."""
+    return {
+        "schema": SCHEMA,
+        "provenance": {"iosim": iosim.__version__},
+        "machines": [
+            _machine(m)
+            | {"default": m.name == DEFAULT, "missing_for_time": list(m.missing_for_time())}
+            | ({"notes": m.notes, "numbers": [fact._asdict() for fact in m.fields()]} if numbers else {})
+            for m in machines
+        ],
+    }
+
+
+def _machine(m: Hardware) -> dict[str, Any]:
+    """One machine as a flat row; null for what nobody knows, and a rate that it does not have."""
+    rates = {f"matrix_{name}_flop_per_s": m.matrix_rate(name) for name in DTYPES}
+    return {
+        "name": m.name,
+        "title": m.title,
+        "vendor": m.vendor,
+        "profile_hash": m.profile_hash,
+        "processors": m.processors,
+        "called": m.called,
+        "clock_hz": m.clock_hz,
+        "sram_bytes": m.sram.capacity_bytes,
+        "l2_bytes": None if m.l2 is None else m.l2.capacity_bytes,
+        "hbm_kind": m.hbm.kind,
+        "hbm_bytes": m.hbm.capacity_bytes,
+        "hbm_bytes_per_s": m.hbm.bandwidth,
+        **{name: rate * m.processors if rate and m.processors else None for name, rate in rates.items()},
+        "numbers_total": len(m.fields()),
+        "numbers_estimated": len(m.estimates()),
+    }
+
+
+def list_csv(machines: Sequence[Hardware]) -> str:
+    """A header and one line a machine."""
+    return csv_text([_machine(m) for m in machines])
+
+
+def numbers_as_csv(m: Hardware) -> str:
+    """A header and one line a number of the profile."""
+    return csv_text([fact._asdict() for fact in m.fields()])

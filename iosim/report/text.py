@@ -12,6 +12,7 @@ from iosim.hardware import Hardware
 from iosim.memory.step import StepMemory
 from iosim.problem import Attention
 from iosim.report.document import spread_pct
+from iosim.report.interval import interval_lines
 from iosim.report.layout import draw, paragraph
 from iosim.report.words import count, digits, duration, kib, percent, ratio, size
 from iosim.study.run import Comparison, Run
@@ -20,23 +21,31 @@ if TYPE_CHECKING:
     from iosim.check.given import Inputs
 
 
-def render(comparison: Comparison) -> str:
-    """The comparison as text."""
+def render(comparison: Comparison, *, energy: bool = False, explained: bool = True) -> str:
+    """The comparison as text; the problem and the table alone where it is not to be `explained`."""
     machines = list({r.hardware.name: r.hardware for r in comparison.runs}.values())
     parts = [*paragraph(headline(comparison.problem, comparison.runs[0].dataflow.computes))]
+    if not explained:
+        drawn = _table(comparison.runs, energy) if len(machines) == 1 else _machines_table(comparison.runs)
+        return "\n".join([*parts, "", drawn])
     for machine in machines:
         parts += paragraph(machine_line(machine))
     if comparison.inputs is not None:
         parts += paragraph(inputs_line(comparison.inputs, comparison.runs[0].dataflow.computes))
     parts.append("")
     if len(machines) == 1:
-        parts += [_table(comparison.runs), *_sentences(comparison.runs)]
+        parts += [_table(comparison.runs, energy), *_sentences(comparison.runs, energy)]
     else:
         parts += [_machines_table(comparison.runs)]
         for machine in machines:
             runs = [r for r in comparison.runs if r.hardware is machine]
             choices = [f"Schedule of {_name(r)}: {words}." for r in runs if (words := _choices(r))]
             parts += paragraph(" ".join([f"{machine.name}: {_time_words(runs)}", *choices]))
+        parts += interval_lines(comparison.runs)
+        if energy:
+            from iosim.report.energy import energies_table, energy_words
+
+            parts += ["", energies_table(comparison.runs, _name), *energy_words(comparison.runs, _name)]
         parts += _check_words(comparison.runs)
     return "\n".join(parts) + "\n"
 
@@ -50,7 +59,8 @@ def headline(a: Attention, computes: str = "forward") -> str:
     width = "" if computes == "softmax" else width
     mask = "" if not a.causal else ", causal" if a.n_q == a.n_k else f", causal ({a.causal_align})"
     mask += "" if a.window is None else f", window {a.window:,}"
-    mask += " (later keys are seen too; --causal hides them)" if a.window is not None and not a.causal else ""
+    later = a.window is not None and not a.causal and a.diagonal < a.n_k - 1  # keys after those of the first query
+    mask += " (later keys are seen too; --causal hides them)" if later else ""
     mask += ", fp16 accumulator" if a.accumulator == "fp16" else ""
     mask += ", log-sum-exp written" if a.lse and computes == "forward" else ""
     what = "Softmax of the scores" if computes == "softmax" else f"Attention {computes}"
@@ -81,7 +91,7 @@ def machine_line(h: Hardware) -> str:
     return f"{h.name}: {h.title}; {chip} with {kib(h.sram.capacity_bytes)} SRAM each; {hbm}"
 
 
-def _table(runs: Sequence[Run]) -> str:
+def _table(runs: Sequence[Run], energy: bool) -> str:
     """A column for each dataflow and, for two or more, how the first compares with the last."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("")
@@ -90,7 +100,7 @@ def _table(runs: Sequence[Run]) -> str:
     if len(runs) > 1:
         names = f"{_name(runs[0])}/{_name(runs[-1])}"
         table.add_column(names if len(names) <= 18 else "first/last", justify="right")
-    for label, cell, number in _rows(runs):
+    for label, cell, number in _rows(runs, energy):
         cells = [cell(r) for r in runs]
         if len(runs) > 1:
             cells.append("" if number is None else ratio(number(runs[0]), number(runs[-1])))
@@ -102,7 +112,7 @@ Cell = Callable[[Run], str]
 Number = Callable[[Run], float]
 
 
-def _rows(runs: Sequence[Run]) -> Iterable[tuple[str, Cell, Number | None]]:
+def _rows(runs: Sequence[Run], energy: bool) -> Iterable[tuple[str, Cell, Number | None]]:
     yield "extra memory", lambda r: size(r.ledger.extra_bytes), lambda r: r.ledger.extra_bytes
     if all(r.step is not None for r in runs):
         yield "peak memory", lambda r: size(r.ledger.peak_bytes), lambda r: r.ledger.peak_bytes
@@ -121,6 +131,10 @@ def _rows(runs: Sequence[Run]) -> Iterable[tuple[str, Cell, Number | None]]:
         yield "largest stall", _largest_stall, None
     else:
         yield "time", lambda _: "unknown", None
+    if energy:
+        from iosim.report.energy import energy_rows
+
+        yield from energy_rows(runs)
     yield "check", _check, None
     yield "rows checked", _rows_checked, None
     if not all(r.fits for r in runs):
@@ -217,7 +231,7 @@ def _machines_table(runs: Sequence[Run]) -> str:
 # ---------------------------------------------------------------- sentences
 
 
-def _sentences(runs: Sequence[Run]) -> list[str]:
+def _sentences(runs: Sequence[Run], energy: bool) -> list[str]:
     out: list[str] = []
     if len(runs) > 1:
         out += paragraph(_traffic_words(runs[0], runs[-1]))
@@ -228,6 +242,11 @@ def _sentences(runs: Sequence[Run]) -> list[str]:
         out += paragraph(_loads_words(runs))
     out += paragraph(_bounds_words(runs))
     out += paragraph(_time_words(runs))
+    out += interval_lines(runs)
+    if energy:
+        from iosim.report.energy import energy_words
+
+        out += energy_words(runs, _name)
     out += _check_words(runs)
     for r in runs:
         for part in r.parts or (r,):
@@ -240,12 +259,20 @@ def _choices(r: Run) -> str:
     """What the dataflow's schedule settles beyond the tile, where it is not what all have."""
     s = r.schedule
     words = {
-        "splits": f"keys in {count(s.splits, 'split', 'splits')}",
+        "splits": _splits(r),
         "softmax": "" if s.softmax == "safe" else f"{s.softmax} softmax",
         "scores": "" if s.scores == "data" else f"S and P in {s.scores}",
         "grid_order": "" if s.grid_order == "natural" else f"blocks {s.grid_order}",
     }
     return ", ".join(text for name, text in words.items() if text and name in r.dataflow.uses)
+
+
+def _splits(r: Run) -> str:
+    """Into how many splits the keys are cut, or the queries of a head that several blocks share."""
+    number = r.schedule.splits
+    if r.dataflow.name.startswith("flash1"):
+        return f"queries of a head in {number} parts" if number > 1 else ""
+    return f"keys in {count(number, 'split', 'splits')}"
 
 
 def _traffic_words(a: Run, b: Run) -> str:

@@ -26,6 +26,14 @@ def duration(seconds: float) -> str:
     return f"{digits(seconds / 1e-9)} ns"
 
 
+def joules(value: float) -> str:
+    """Joules with a unit, three digits: 0.0186 -> "18.6 mJ"."""
+    for unit, scale in (("J", 1.0), ("mJ", 1e-3), ("uJ", 1e-6), ("nJ", 1e-9)):
+        if value >= 0.9995 * scale:
+            return f"{digits(value / scale)} {unit}"
+    return f"{digits(value / 1e-12)} pJ"
+
+
 def digits(value: float) -> str:
     """Three significant digits, never in exponent form; whole numbers above 1000 with separators."""
     if value >= 999.5:

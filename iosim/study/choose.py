@@ -44,6 +44,15 @@ def choose(dataflow: Dataflow, a: Attention, hardware: Hardware, given: Mapping[
     return rule() if dataflow.plan is None else dataflow.plan(a, hardware, given, rule)
 
 
+def unfitting(dataflow: Dataflow, a: Attention, hardware: Hardware, given: Mapping[str, Any]) -> Schedule:
+    """The schedule that `choose` refuses: the fields `given`, the others as small as it tries them."""
+
+    def rule(also: Also | None = None, *, rows: Sequence[int] = ROWS, **settled: Any) -> tuple[Schedule, str]:
+        return _Choice(dataflow, a, hardware, {**settled, **given}, also, rows).smallest(), ""
+
+    return rule()[0] if dataflow.plan is None else dataflow.plan(a, hardware, given, rule)[0]
+
+
 @dataclass(frozen=True)
 class _Choice:
     """The general rule where the fields `given` are settled.
@@ -68,7 +77,7 @@ class _Choice:
         for margin, narrowest, stages in product((MARGIN, 0.0), (WIDE, 1), depths):
             if found := self.first(margin, narrowest, stages):
                 return found, self.reason(found, margin)
-        self.refuse(list(self.candidates(self.rows[-1], 1, depths[-1]))[-1])
+        self.refuse(self.smallest())
         raise CapacityError(f"no schedule of {self.dataflow.name} fits on {self.hardware.name}")
 
     # ------------------------------------------------------------------ candidates
@@ -87,6 +96,10 @@ class _Choice:
         for block_k in keys:
             if block_k >= narrowest:
                 yield self.complete({"block_q": block_q, "block_k": block_k, "stages": stages})
+
+    def smallest(self) -> Schedule:
+        """The candidate with the smallest tile and fewest stages, whether it fits or not."""
+        return list(self.candidates(self.rows[-1], 1, self.given.get("stages", (1,))))[-1]
 
     def complete(self, sizes: Mapping[str, Any]) -> Schedule:
         """Fill in what follows from the tile sizes: warp groups, the tile of a row softmax, what the dataflow adds."""

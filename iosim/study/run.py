@@ -16,6 +16,7 @@ from iosim.hardware import DEFAULT, Hardware, load_hardware
 from iosim.index import Expr
 from iosim.interpreters.ledger import Ledger, ledger
 from iosim.memory.cache import DeviceTraffic, behind_caches
+from iosim.memory.counters import l2_counted
 from iosim.memory.onchip import Footprint, footprints
 from iosim.problem import FP8, Attention
 from iosim.program import Program, walk
@@ -29,8 +30,11 @@ if TYPE_CHECKING:
 
     from iosim.check import Check
     from iosim.check.given import Inputs
+    from iosim.interpreters.recording import Watch
     from iosim.interpreters.timeline import Timeline
     from iosim.memory.step import StepMemory
+    from iosim.study.energy import EnergyUse
+    from iosim.study.interval import Interval
 
 DATAFLOWS = ("standard", "flash2")
 PASSES = ("forward", "backward", "training")
@@ -43,7 +47,8 @@ class Run:
 
     `timeline` is None where the profile lacks a number that time needs, and `no_time` says which.  `check` is None
     where no check was asked for.  A training step has the runs of its two passes as `parts`, of which it is the sum,
-    and `step` says what is alive when most is; `schedule` is then that of the forward pass.
+    and `step` says what is alive when most is; `schedule` is then that of the forward pass.  `interval` is what
+    `with_intervals` adds.
     """
 
     dataflow: Dataflow
@@ -60,6 +65,7 @@ class Run:
     check: Check | None
     parts: tuple[Run, ...] = ()
     step: StepMemory | None = None
+    interval: Interval | None = None
 
     def __repr__(self) -> str:
         time = "no time" if self.seconds is None else f"{self.seconds:.3g} s"
@@ -112,6 +118,20 @@ class Run:
             return None
         return self.tflops * 1e12 / (rate * self.hardware.processors)
 
+    @property
+    def l2_counter_bytes(self) -> int:
+        """Bytes of the L2 as a GPU's own counter shows them; see iosim.memory.counters."""
+        if self.parts:
+            return sum(part.l2_counter_bytes for part in self.parts)
+        return sum(l2_counted(self.program, self.schedule, self.hardware, self.footprints, self.device).values())
+
+    @cached_property
+    def energy(self) -> EnergyUse:
+        """Estimated joules; raises InputError where the profile lacks a figure that this takes."""
+        from iosim.study.energy import energy
+
+        return energy(self)
+
     @cached_property
     def traffic(self) -> pd.DataFrame:
         """One row a load or store of the program: tensor, direction, hbm and dram bytes."""
@@ -163,6 +183,10 @@ class Comparison:
     def __repr__(self) -> str:
         return f"Comparison({', '.join(map(repr, self.runs))})"
 
+    def each(self, change: Callable[[Run], Run]) -> Comparison:
+        """The same with every run changed."""
+        return replace(self, runs=tuple(map(change, self.runs)))
+
     def to_frame(self) -> pd.DataFrame:
         """One row a run: bytes, capacity, time and check."""
         import pandas as pd
@@ -201,9 +225,8 @@ def compare(
     given_machines = [hardware] if isinstance(hardware, str | Hardware) else list(hardware)
     if not names or not given_machines:
         raise InputError("compare: needs at least one dataflow and one machine")
-    machines = [machine_called(h) for h in given_machines]
+    machines = machines_called(given_machines)
     flows = [_of_pass(load_dataflow(flow) if isinstance(flow, str) else flow, computes) for flow in asked]
-    _require_different("hw", given_machines, [h.name for h in machines])
     _require_different("dataflow", names, [f.name for f in flows])
     if len({f.computes for f in flows}) > 1:
         kinds = ", ".join(f"{f.name} ({f.computes})" for f in flows)
@@ -296,6 +319,13 @@ def machine_called(given: str | Hardware) -> Hardware:
         return given if isinstance(given, Hardware) else load_hardware(given)
     except InputError as error:
         raise InputError(f"hw: {error}") from None
+
+
+def machines_called(given: Sequence[str | Hardware]) -> list[Hardware]:
+    """Machines, or those that are called so, no two of one name."""
+    machines = [machine_called(h) for h in given]
+    _require_different("hw", given, [h.name for h in machines])
+    return machines
 
 
 def require_formats(problem: Attention, machine: Hardware, flow: Dataflow) -> None:
@@ -411,25 +441,36 @@ def _checks(
     return out
 
 
-def evaluate(plan: Plan, fidelity: str = "fair", check: Check | None = None) -> Run:
-    """Bytes, capacity and time of a plan; raises CapacityError."""
+def evaluate(plan: Plan, fidelity: str = "fair", check: Check | None = None, watch: Watch | None = None) -> Run:
+    """Bytes, capacity and time of a plan, with recordings of what `watch` asks for; raises CapacityError."""
     program, schedule, machine = plan.program, plan.schedule, plan.machine
-    counted = ledger(program)
-    prints = footprints(program, schedule, machine)
-    resident = {name: f.resident * (machine.processors or 1) for name, f in prints.items()}
-    clusters = {name: max(schedule.of(name).multicast.values(), default=1) for name in prints}
-    device = behind_caches(program, counted, machine, resident, schedule.descending, clusters)
-    timed, no_time = _time(machine, schedule, program, device, fidelity)
+    counted, prints, device = moved(plan)
+    timed, no_time = _time(machine, schedule, program, device, fidelity, watch)
     return Run(
         plan.flow, plan.problem, machine, schedule, plan.why, program, counted, device, prints, timed, no_time, check
     )
 
 
+def moved(plan: Plan) -> tuple[Ledger, dict[str, Footprint], DeviceTraffic]:
+    """What a plan moves, what its blocks take on chip by kernel, and what is left behind the caches: all but time."""
+    program, schedule, machine = plan.program, plan.schedule, plan.machine
+    counted = ledger(program)
+    prints = footprints(program, schedule, machine)
+    resident = {name: f.resident * (machine.processors or 1) for name, f in prints.items()}
+    multicast = {name: schedule.of(name).multicast for name in prints}
+    return counted, prints, behind_caches(program, counted, machine, resident, schedule.descending, multicast)
+
+
 def _time(
-    machine: Hardware, schedule: Schedule, program: Program, device: DeviceTraffic, fidelity: str
+    machine: Hardware,
+    schedule: Schedule,
+    program: Program,
+    device: DeviceTraffic,
+    fidelity: str,
+    watch: Watch | None,
 ) -> tuple[Timeline | None, str]:
     if missing := machine.missing_for_time():
         return None, f"the profile does not know {', '.join(missing)}"
     from iosim.interpreters.timeline import Fidelity, timeline
 
-    return timeline(program, schedule, machine, device, fidelity=cast("Fidelity", fidelity)), ""
+    return timeline(program, schedule, machine, device, fidelity=cast("Fidelity", fidelity), watch=watch), ""

@@ -52,9 +52,6 @@ def _both(forward: Program, backward: Program) -> Program:
 def _device(a: DeviceTraffic, b: DeviceTraffic) -> DeviceTraffic:
     return DeviceTraffic(
         flows=a.flows + b.flows,
-        l2_read_bytes=a.l2_read_bytes + b.l2_read_bytes,
-        l2_write_bytes=a.l2_write_bytes + b.l2_write_bytes,
-        l2_add_bytes=a.l2_add_bytes + b.l2_add_bytes,
         method=a.method if a.method == b.method else "closed form",  # of a part at least
     )
 

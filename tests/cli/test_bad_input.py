@@ -69,6 +69,12 @@ CASES = {
         ("run", "-n", "64", "-d", "64", "--dtype", "fp8", "--hw", "mp22", "--dataflow", "flash2"),
         "mp22 has no matrix rate for fp8_e4m3; it takes fp16, bf16, fp32",
     ),
+    "margin": (("check", "-n", "64", "-d", "64", "--margin", "2"), "--margin: 2 is not a share of SRAM"),
+    "both of a kind": (
+        ("check", "-n", "64", "-d", "64", "--kernel", "mp31", "--dataflow", "flash2"),
+        "--dataflow and --kernel: give one of them",
+    ),
+    "no result": (("diff", "no.json", "no.json"), "no.json: cannot be read: No such file or directory"),
     "file twice": (("validate", "x.csv", "./x.csv"), "x.csv: is given twice"),
     "missing d": (("run", "-n", "64"), "Missing option '--d'"),
     "not a number": (("run", "-n", "many", "-d", "64"), "'many' is not a valid integer"),

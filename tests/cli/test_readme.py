@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import Iosim
+from tests.model_configs import CONFIGS
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -30,6 +32,7 @@ def test_the_example_output_is_what_the_command_prints(iosim: Iosim) -> None:
 def test_every_iosim_command_of_the_readme_runs(iosim: Iosim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     np.savez("qkv.npz", **{name: np.ones((1, 2, 300, 64), np.float16) for name in "qkv"})
+    Path("config.json").write_text(json.dumps(CONFIGS["gpt2"]))
     block = README.split("More to try:")[1].split("```sh\n")[1].split("```")[0]
     commands = [part.strip() for line in block.splitlines() for part in line.split("#")[0].split(";")]
     assert len(commands) >= 4

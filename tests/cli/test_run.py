@@ -53,6 +53,7 @@ def test_the_main_job_fits_80_columns_and_says_what_it_compares(iosim: Iosim) ->
         (*SMALL, "--dataflow", "standard-backward", "--dataflow", "flash-backward", "-H", "4", "--kv-heads", "2"),
         (*SMALL, "--dataflow", "softmax-safe", "--dataflow", "softmax-naive"),
         (*SMALL, "--pass", "training", "--hw", "mp31", "--hw", "mp22", "--no-check"),
+        (*SMALL, "--pass", "training", "--hw", "h200-sxm", "--hw", "mp22", "--no-check", "--energy"),
     ],
 )
 def test_json_follows_the_shipped_schema(iosim: Iosim, args: tuple[str, ...]) -> None:
@@ -62,6 +63,22 @@ def test_json_follows_the_shipped_schema(iosim: Iosim, args: tuple[str, ...]) ->
         for unit in run["units"].values():
             span = unit["instances"] * run["time"]["makespan_ps"]
             assert unit["busy_ps"] + sum(unit["stalls_ps"].values()) == span
+
+
+def test_the_interval_in_text_json_and_csv(iosim: Iosim) -> None:
+    args = ("run", "-n", "64", "-d", "64", "--dataflow", "flash2", "--interval", "--no-check")
+    found = document(iosim, *args)
+    jsonschema.validate(found, SCHEMA)
+    for run in found["runs"]:
+        low, high = run["interval"]["low_seconds"], run["interval"]["high_seconds"]
+        assert low < run["time"]["seconds"] == run["interval"]["expected_seconds"] < high
+    text = " ".join(iosim(*args).out.split())
+    for run in found["runs"]:
+        assert f"Range of {run['dataflow']}: " in text
+        assert f"most of it from {run['interval']['dominant'][0]} (" in text
+    rows = list(csv.DictReader(io.StringIO(iosim(*args, "--csv").out)))
+    assert [float(r["seconds_high"]) for r in rows] == [r["interval"]["high_seconds"] for r in found["runs"]]
+    assert "interval" not in document(iosim, *SMALL, "--no-check")["runs"][0]
 
 
 def test_the_schema_refuses_a_document_without_its_parts(iosim: Iosim) -> None:
@@ -253,3 +270,49 @@ def test_version(iosim: Iosim) -> None:
     import iosim as package
 
     assert iosim("--version").out.strip() == f"iosim, version {package.__version__}"
+
+
+# ---------------------------------------------------------------- energy
+
+
+def test_energy_is_in_the_answer_when_it_is_asked_for(iosim: Iosim) -> None:
+    ask = (*SMALL, "--no-check", "--hw", "h200-sxm")
+    text, plain = iosim("run", "-n", "512", "-d", "64", "--no-check", "--energy").out, iosim(*ask).out
+    for words in ("energy, estimated", "low to high", "to the matrix unit", "knows no TDP"):
+        assert words in " ".join(text.split())
+        assert words not in " ".join(plain.split())
+    assert max(map(len, text.splitlines())) <= 80
+    assert "energy" not in document(iosim, *ask)["runs"][0]
+    runs = document(iosim, *ask, "--energy")["runs"]
+    rows = list(csv.DictReader(io.StringIO(iosim(*ask, "--energy", "--csv").out)))
+    for run, row in zip(runs, rows, strict=True):
+        parts = run["energy"]["parts"]
+        assert float(row["energy_joules"]) == run["energy"]["joules"]
+        assert float(row["energy_matrix_joules"]) == parts["matrix"]["joules"]
+        moved = run["traffic"]
+        assert parts["hbm"]["count"] == moved["dram_read_bytes"] + moved["dram_write_bytes"]
+        assert parts["l2"]["count"] == moved["l2_read_bytes"] + moved["l2_write_bytes"]
+        assert run["energy"]["counted_joules"] == pytest.approx(sum(p["joules"] for p in parts.values()))
+        assert run["energy"]["bound_joules"] == pytest.approx(700 * run["time"]["seconds"])
+
+
+def test_energy_of_several_machines_fits_80_columns(iosim: Iosim) -> None:
+    machines = ("--hw", "mp31", "--hw", "h200-calibrated", "--hw", "b200")
+    answer = iosim(*SMALL, "--no-check", "--energy", *machines)
+    assert max(map(len, answer.out.splitlines())) <= 80
+    assert "Energy of flash2 on b200:" in answer.out
+
+
+def test_energy_without_a_figure_is_one_line(iosim: Iosim, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    text = (Path(__file__).parents[2] / "hw_profiles/mp31.toml").read_text(encoding="utf-8")
+    lines = (
+        'exp_pj_per_op = { unknown = "nobody measured it" }' if line.startswith("exp_pj") else line
+        for line in text.splitlines()
+    )
+    mine.write_text("\n".join(lines), encoding="utf-8")
+    answer = iosim(*SMALL, "--no-check", "--energy", "--hw", str(mine))
+    assert answer.code == 2
+    assert answer.err.strip() == (
+        "iosim: --energy: the profile mp31 does not know energy.exp_pj_per_op: nobody measured it"
+    )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from iosim import Attention, compare
+from iosim import Attention, compare, run
 from iosim.errors import InputError
 from iosim.hardware import load_hardware
 from iosim.kernels import kernel_names, load_kernel
@@ -22,9 +23,8 @@ H200 = load_hardware("h200-sxm")
 @pytest.mark.parametrize("name", kernel_names())
 def test_every_kernel_computes_what_its_dataflow_does(name: str) -> None:
     machine = "mp31" if name == "mp31" else "h200-sxm"
-    done = compare(
-        Attention(n_q=300, d=64, heads=2, causal=True), dataflows=load_kernel(name).dataflow(), hardware=machine
-    )
+    problem = Attention(n_q=300, d=64, heads=2, causal=name != "flash1-parts")  # which has no mask with several parts
+    done = compare(problem, dataflows=load_kernel(name).dataflow(), hardware=machine)
     (run,) = done.runs
     assert run.check is not None
     assert run.check.status == "passed", run.check.detail
@@ -52,6 +52,32 @@ def test_a_small_grid_is_split_and_a_large_one_is_not() -> None:
     flow = load_kernel("flash2").dataflow()
     splits = {n: choose(flow, Attention(n_q=n, d=64), H200, {})[0].splits for n in (512, 4096, 32768)}
     assert splits == {512: 2, 4096: 4, 32768: 1}  # grids of 16, 256 and 256 blocks in h200_counters.csv
+
+
+def test_flash1_has_two_blocks_a_processor_and_its_release_shares_heads() -> None:
+    """255 registers of 128 threads are half of all; K and V are there, in SRAM are two of Q and the sums of O."""
+    a100, a = load_hardware("a100-sxm-80gb"), Attention(batch=16, heads=8, n_q=1024, d=64)
+    (old,) = compare(a, dataflows=load_kernel("flash1").dataflow(), hardware=a100, check=False).runs
+    assert (old.schedule.block_q, old.schedule.block_k, old.schedule.splits) == (16, 256, 1)
+    assert old.program.kernels[0].blocks == 16 * 8
+    assert (old.footprint.resident, old.footprint.limit) == (2, "registers")
+    assert old.footprint.items == {"q x2": 2 * 16 * 64 * 2, "y": 16 * 64 * 4}
+    (new,) = compare(a, dataflows=load_kernel("flash1-parts").dataflow(), hardware=a100, check=False).runs
+    # 128 and 2 x 128 blocks in 216 slots fill 59 % of their waves, 3 x 128 89 %, 4 x 128 79 %, 5 x 128 99 %
+    assert new.schedule.splits == 5
+    assert new.program.kernels[0].blocks == 5 * 16 * 8
+    with pytest.raises(InputError, match=r"causal: kernel flash1-parts has no tile for d 64 with a causal mask and 5"):
+        choose(load_kernel("flash1-parts").dataflow(), replace(a, causal=True), a100, {})
+
+
+def test_the_parts_of_a_head_read_all_keys_and_their_own_queries() -> None:
+    """Each of 3 parts has 7 of 20 query tiles, the last one 6: all queries for each key tile, K and V three times."""
+    a = Attention(n_q=320, d=64, heads=2)
+    tile = 2 * 64  # bytes of a row
+    for parts in (1, 3):
+        moved = run(a, dataflow="flash1", schedule={"block_q": 16, "block_k": 64, "splits": parts}).ledger.by_tensor
+        assert moved["K"]["read"] == moved["V"]["read"] == parts * 2 * 320 * tile
+        assert moved["Q"]["read"] == moved["O"]["write"] == 5 * 2 * 320 * tile
 
 
 def test_a_given_field_is_taken_before_the_authors() -> None:

@@ -165,8 +165,9 @@ def test_a_cluster_keeps_no_replica_of_what_its_blocks_share() -> None:
     program = p.done()
 
     def read(cluster: int) -> int:
-        size, clusters = int(X.bytes / 0.52), {"read": cluster}
-        moved = dram_flows(program, ledger(program), size, {"read": 4}, partitions=2, clusters=clusters)
+        size, pairs = int(X.bytes / 0.52), {"read": {"x": cluster}}
+        moved = dram_flows(program, ledger(program), size, {"read": 4}, partitions=2, multicast=pairs)
+        assert moved.l2_read_bytes == 4 * X.bytes // cluster
         return moved.dram_read_bytes
 
     assert X.bytes <= read(2) < 1.5 * X.bytes < read(1) <= 2 * X.bytes

@@ -178,7 +178,7 @@ def test_where_a_guard_may_leave_a_writer_out_the_one_before_counts_too() -> Non
     inner = segments(flash1(A, S).kernels[0], S)[1]
     assert {e.before for e in edges(inner.phases, {}) if (e.after, e.kind) == ("update", "raw")} == {
         "o",
-        "start",
+        "clear",
         "softmax",
         "pv",
     }

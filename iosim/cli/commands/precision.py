@@ -26,7 +26,7 @@ def precision(form: Form, **options: Any) -> None:
 
     On normal inputs and on those of FlashAttention-3's Table 3, with its printed figures beside ours.
 
-    Example: iosim precision --dtype fp8 --seeds 4
+    Example: iosim precision --dtype fp8 --dataflow flash3
     """
     from iosim.study.precision import precision as compare_formats
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import click
 
 from iosim.cli.group import command
-from iosim.cli.options import problem_of_inputs, problem_options, schedule_of, schedule_options
+from iosim.cli.options import model_of, problem_of_inputs, problem_options, schedule_of, schedule_options
 from iosim.cli.output import CheckError, Form, answer_options, progress
 
 
@@ -32,6 +33,8 @@ from iosim.cli.output import CheckError, Form, answer_options, progress
 @click.option(
     "--fidelity", default="fair", show_default=True, help="fair: a processor a class of block; chip: all of them."
 )
+@click.option("--interval", is_flag=True, help="How far time may be off by the ranges that the profile gives.")
+@click.option("--energy", is_flag=True, help="Estimate joules by level and unit, with their range.")
 @click.option("--check/--no-check", default=True, show_default=True, help="Check the numbers against float64.")
 @click.option(
     "--seed",
@@ -64,17 +67,21 @@ def run(form: Form, **options: Any) -> None:
     \b
     Example: iosim run --n 4096 --d 128
              iosim run -n 8192 -d 128 -H 32 --kv-heads 8 --causal --hw h200-sxm
+             iosim run --config config.json --n 8192 --phase decode
     """
-    problem, inputs = problem_of_inputs(options)
+    case = None if options["inputs"] is not None else model_of(options)
+    subject, inputs = (case, None) if case is not None else problem_of_inputs(options)
     from iosim.kernels import load_kernel
+    from iosim.study.layers import compare_model
     from iosim.study.run import DATAFLOWS, compare
 
     options["hw"] = list(options["hw"]) or ["mp31"]
     kernels = options["kernel"] = list(options["kernel"])
     options["dataflow"] = list(options["dataflow"]) or ([] if kernels else list(DATAFLOWS))
+    study: Callable[..., Any] = compare if case is None else compare_model
     with progress() as note:
-        comparison = compare(
-            problem,
+        comparison = study(
+            subject,
             dataflows=[*options["dataflow"], *(load_kernel(name).dataflow() for name in kernels)],
             computes=options["pass"],
             hardware=options["hw"],
@@ -85,10 +92,20 @@ def run(form: Form, **options: Any) -> None:
             inputs=inputs,
             note=note,
         )
-    from iosim.report.document import document, rows_as_csv
-    from iosim.report.text import render
+        if options["interval"]:
+            from iosim.study.interval import with_intervals
 
-    form.give(partial(render, comparison), partial(document, comparison, options), partial(rows_as_csv, comparison))
+            comparison = with_intervals(comparison, note)
+    from iosim.report import document, model, text
+
+    render: Any = text.render if case is None else model.render
+    report: Any = document if case is None else model
+    joules = options["energy"]
+    form.give(
+        partial(render, comparison, energy=joules),
+        partial(report.document, comparison, options, energy=joules),
+        partial(report.rows_as_csv, comparison, energy=joules),
+    )
     for r in comparison.runs:
         if r.check is not None and r.check.status == "failed":
             raise CheckError(f"check of {r.dataflow.name} failed: {r.check.detail}")

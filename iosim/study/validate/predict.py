@@ -123,10 +123,21 @@ def _dram(row: Row, machine: Hardware) -> Prediction | NotModelled:
     return {"dram_read_bytes": read, "dram_write_bytes": written}
 
 
+def _l2(row: Row, machine: Hardware) -> Prediction | NotModelled:
+    """Bytes of the L2 in a kernel."""
+    from iosim.study.validate.times import NoModelError, predicted_l2  # slow to import
+
+    try:
+        return {"l2_bytes": predicted_l2(row, machine)}
+    except NoModelError as why:
+        return NotModelled(str(why))
+
+
 MODELS: tuple[Model, ...] = (
     Model(("peak_extra_bytes", "peak_bytes"), _peak_memory),
     Model(("smem_bytes", "launches"), _triton_sram),
     Model(("time",), _time),
     Model(("registers", "occupancy", "time_estimated"), _estimated),
     Model(("dram_read_bytes", "dram_write_bytes"), _dram),
+    Model(("l2_bytes",), _l2),
 )

@@ -19,8 +19,8 @@ from iosim.interpreters.ledger import ledger
 from iosim.interpreters.timeline import Timeline, timeline
 from iosim.kernels import kernel_names, load_kernel
 from iosim.memory.cache import DeviceTraffic, behind_caches
-from iosim.memory.counters import dirty_lines, with_dirty_lines
-from iosim.memory.onchip import footprints
+from iosim.memory.counters import dirty_lines, l2_counted, with_dirty_lines
+from iosim.memory.onchip import Footprint, footprints
 from iosim.memory.triton import serial_cycles
 from iosim.problem import Attention
 from iosim.program import Program
@@ -58,6 +58,7 @@ class Modelled:
     program: Program
     schedule: Schedule
     machine: Hardware
+    prints: Mapping[str, Footprint]
     traffic: DeviceTraffic
     code_bytes: int
     after_flush: bool  # what the flush has left dirty in the L2 takes DRAM time
@@ -76,6 +77,11 @@ class Modelled:
         moved[first] = moved[first][0] + self.code_bytes, moved[first][1]
         written = dirty_lines(self.machine).counted(moved.values())
         return {name: (read, w) for (name, (read, _)), w in zip(moved.items(), written, strict=True)}
+
+    @cached_property
+    def l2(self) -> Mapping[str, int]:
+        """Bytes of the L2 of each kernel, as its counter shows them."""
+        return l2_counted(self.program, self.schedule, self.machine, self.prints, self.traffic)
 
 
 class NoModelError(Exception):
@@ -100,6 +106,14 @@ def predicted_dram(row: Row, machine: Hardware) -> tuple[float, float]:
     return done.dram[_kernel_of(row, row.kernel, done.program)]
 
 
+def predicted_l2(row: Row, machine: Hardware) -> float:
+    """Bytes of the L2 in a row's kernel, as its counter shows them.  Raises NoModelError."""
+    if row.kernel is None:
+        raise NoModelError("no kernel")
+    done = modelled(row, machine)
+    return done.l2[_kernel_of(row, row.kernel, done.program)]
+
+
 def _kernel_of(row: Row, kernel: Kernel, program: Program) -> str:
     """The kernel of our program that a row's kernel is.  Raises NoModelError."""
     names = ROLES.get((row.direction, kernel.role), ())
@@ -112,7 +126,8 @@ def _kernel_of(row: Row, kernel: Kernel, program: Program) -> str:
 
 def modelled(row: Row, machine: Hardware) -> Modelled:
     """The call that a row is about.  Raises NoModelError where no kernel stands for it or takes the shape."""
-    known = conditions()[row.kind].get("kernels", {})
+    condition = conditions()[row.kind]
+    known = condition.get("kernels", {}) | condition.get("on", {}).get(row.machine, {})
     name = known.get(row.implementation, row.implementation)
     if row.direction != "forward":
         name = f"{row.implementation}-{row.direction}"
@@ -165,9 +180,9 @@ def _call(name: str, a: Attention, machine: Hardware, tile: tuple[tuple[str, Any
     program = flow(a, schedule)
     prints = footprints(program, schedule, machine)
     resident = {kernel: f.resident * (machine.processors or 1) for kernel, f in prints.items()}
-    clusters = {name: max(schedule.of(name).multicast.values(), default=1) for name in prints}
-    traffic = behind_caches(program, ledger(program), machine, resident, schedule.descending, clusters)
-    return Modelled(program, schedule, machine, traffic, kernel.file.code_bytes, bool(kernel.file.kernels))
+    multicast = {name: schedule.of(name).multicast for name in prints}
+    traffic = behind_caches(program, ledger(program), machine, resident, schedule.descending, multicast)
+    return Modelled(program, schedule, machine, prints, traffic, kernel.file.code_bytes, bool(kernel.file.kernels))
 
 
 @cache

@@ -1,0 +1,117 @@
+"""What the commands of `iosim report` share: their options, and how a Section is given out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from iosim.cli.output import answer_options, progress, require_writable, write
+from iosim.errors import InputError
+
+if TYPE_CHECKING:
+    from iosim.hardware import Hardware
+    from iosim.report.sections import Section
+    from iosim.study.run import Note
+
+KINDS = (".png", ".svg")
+_SHAPE = ("d", "batch", "heads", "kv_heads", "dtype", "causal")
+
+
+def lengths_of(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
+    """Whole numbers with commas between, in rising order."""
+    del context
+    parts = [part.strip() for part in value.split(",")]
+    wrong = next((part for part in parts if not part.isdecimal()), None)
+    option = next(name for name in parameter.opts if name.startswith("--"))
+    if wrong is not None:
+        raise InputError(f"{option}: {wrong!r} in {value!r} is not a whole number; like 512,2048,4096")
+    numbers = [int(part) for part in parts]
+    if twice := next((n for n in numbers if numbers.count(n) > 1), None):
+        raise InputError(f"{option}: {twice} is given twice")
+    return tuple(sorted(numbers))
+
+
+def shape_options(n: str, heads: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The options of a problem at several lengths, given to the command as `lengths` and `shape`."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @click.option(
+            "--n", "-n", "n_q", metavar="N,...", default=n, show_default=True, callback=lengths_of,
+            help="Queries and keys, one or several numbers.",
+        )  # fmt: skip
+        @click.option("--d", "-d", type=int, default=128, show_default=True, help="Head dimension.")
+        @click.option("--batch", "-b", type=int, default=1, show_default=True, help="Batch size.")
+        @click.option("--heads", "-H", type=int, default=heads, show_default=True, help="Query heads.")
+        @click.option("--kv-heads", type=int, help="Key/value heads (GQA, MQA).  [default: --heads]")
+        @click.option("--dtype", default="fp16", show_default=True, help="fp16, bf16, fp32 or fp8 (e4m3) data.")
+        @click.option("--causal", is_flag=True, help="Mask keys after the query.")
+        @wraps(command)
+        def with_shape(n_q: tuple[int, ...], **options: Any) -> Any:
+            shape = {name: value for name in _SHAPE if (value := options.pop(name)) is not None}
+            return command(lengths=n_q, shape=shape, **options)
+
+        return with_shape
+
+    return decorate
+
+
+def machines_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--hw, which may be repeated, given to the command as `hw`."""
+    return click.option(
+        "--hw", multiple=True, help="A machine by name, or a .toml file; may be repeated.  [default: mp31]"
+    )(command)
+
+
+def dataflows_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--dataflow, which may be repeated, given to the command as `dataflow`."""
+    return click.option("--dataflow", multiple=True, help="By name; may be repeated.  [default: all that compute O]")(
+        command
+    )
+
+
+def asked(
+    lengths: tuple[int, ...], shape: Mapping[str, Any], dataflow: tuple[str, ...], hw: tuple[str, ...]
+) -> tuple[list[Hardware], list[str], dict[str, Any]]:
+    """The machines and dataflows of a report (by default mp31, and all that compute O), and what was asked for.
+
+    Raises InputError for unknown ones, and for dataflows that do not compute O.
+    """
+    from iosim.dataflows import load_dataflow
+    from iosim.study.cases import forward_dataflows
+    from iosim.study.run import machines_called
+
+    machines = machines_called(hw or ("mp31",))
+    names = list(dataflow) or forward_dataflows()
+    for name in names:
+        if (computes := load_dataflow(name).computes) != "forward":
+            raise InputError(f"dataflow: {name} computes {computes}; reports compare dataflows that compute O")
+        if names.count(name) > 1:
+            raise InputError(f"dataflow: {name} is given twice")
+    request = {"n": list(lengths), **shape, "hw": [m.name for m in machines]}
+    return machines, names, request | ({"dataflow": list(dataflow)} if dataflow else {})
+
+
+def section_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options --plot, --json, --csv and --output of a command that returns `make(note) -> Section`."""
+
+    @click.option("--plot", metavar="FILE", help="Draw the plots into this .png or .svg file.")
+    @answer_options("iosim.report/1", "table row")
+    @wraps(command)
+    def with_forms(form: Any, plot: str | None, **options: Any) -> None:
+        if plot is not None:
+            if not plot.endswith(KINDS):
+                raise InputError(f"--plot: {plot!r} does not end with {' or '.join(KINDS)}")
+            require_writable(plot, "--plot")
+        make: Callable[[Note], Section] = command(**options)
+        with progress() as note:
+            section = make(note)
+        from iosim.report import sections
+
+        if plot is not None:
+            write(sections.picture(section, plot[-3:]), plot, "--plot")
+        form.give(partial(sections.text, section), partial(sections.document, section), partial(sections.csv, section))
+
+    return with_forms
