@@ -9,8 +9,9 @@ from typing import Any, TypeAlias
 import simpy
 
 from iosim.interpreters.engine import Arbiter, Cause, Log, Progress, Unit, Who, later
-from iosim.interpreters.model import Action, Iteration, Lengths, Model, Shape, Task, Transfer, Visit
+from iosim.interpreters.model import Action, Model, Task
 from iosim.interpreters.recording import Recorder
+from iosim.interpreters.shapes import Iteration, Lengths, Shape, Transfer, Visit
 
 Process: TypeAlias = Generator[simpy.Event, Any, None]
 
