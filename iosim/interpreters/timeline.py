@@ -458,19 +458,24 @@ class _Family:
 class _Line:
     """How the blocks of a family run: times are straight lines in the trips of its runs.
 
-    `shorter` has, for each run, a sample with fewer iterations than `base` and how many fewer.
+    `longer` has, for each run, a sample with more iterations than `base` and how many more.
     """
 
     base: _Sample
-    shorter: Sequence[tuple[_Sample, int]]
+    longer: Sequence[tuple[_Sample, int]]
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The ends in the sample that takes longest."""
+        return max((self.base, *(sample for sample, _ in self.longer)), key=lambda s: s.first).ends
 
     def at(self, read: Callable[[_Sample], int], lacks: Ints) -> Ints:
         """What `read` finds in the samples, for each row of `lacks`."""
         import numpy as np
 
         found = np.full(len(lacks), read(self.base), np.int64)
-        for (short, step), more in zip(self.shorter, lacks.T, strict=True):
-            found += (read(self.base) - read(short)) * more // step
+        for (longer, step), more in zip(self.longer, lacks.T, strict=True):
+            found += (read(longer) - read(self.base)) * more // step
         return np.maximum(found, 0)
 
     def stalls(self, blocks: int, lacks: Sequence[int]) -> _Stalls:
@@ -478,8 +483,8 @@ class _Line:
 
         def line(name: str, cause: str) -> int:
             one = self.base.stalls[name][cause]
-            more = zip(self.shorter, lacks, strict=True)
-            all_ = blocks * one + sum((one - short.stalls[name][cause]) * n // step for (short, step), n in more)
+            more = zip(self.longer, lacks, strict=True)
+            all_ = blocks * one + sum((longer.stalls[name][cause] - one) * n // step for (longer, step), n in more)
             return max(0, all_ // self.base.blocks)
 
         return {name: {cause: line(name, cause) for cause in CAUSES} for name in self.base.stalls}
@@ -625,12 +630,12 @@ class _Fair:
     def line(self, shape: Shape, what: Sequence[Iteration | Shape], kinds: Kinds, rounds: int, fresh: bool) -> _Line:
         """The line of a family: a loop goes on as it does between its iterations 16 and 32, one with loops inside as
         between 4 and 8."""
-        shorter = []
+        longer = []
         for one in what:
-            half = shorten(shape, one, (LONG_OUTER if isinstance(one[0], Visit | Repeat) else LONG) // 2)
-            step = _iterated(shape, one) - _iterated(half, one)
-            shorter.append((self.simulated(half, kinds, rounds, fresh), step))
-        return _Line(self.simulated(shape, kinds, rounds, fresh), shorter)
+            more = _doubled(shape, one)
+            step = _iterated(more, one) - _iterated(shape, one)
+            longer.append((self.simulated(more, kinds, rounds, fresh), step))
+        return _Line(self.simulated(shape, kinds, rounds, fresh), longer)
 
     def sample(self, shape: Shape, kinds: Kinds, rounds: int, *, fresh: bool = True) -> _Sample:
         """How `rounds` rounds of blocks run on one processor of each kind; `fresh`: nothing ran before them."""
@@ -642,7 +647,7 @@ class _Fair:
         )
         blocks, least = line.base.blocks, int(self.least(family, kinds)[0])
         stalls = line.stalls(blocks, [n * blocks for n in family.lacks[0].tolist()])
-        return _Sample(blocks, max(first, least), max(steady, least), occupied, line.base.ends, stalls)
+        return _Sample(blocks, max(first, least), max(steady, least), occupied, line.ends, stalls)
 
     def least(self, family: _Family, kinds: Kinds) -> Ints:
         """A round of each member takes no less than its units are busy."""
@@ -848,8 +853,9 @@ def _cut(shape: Shape, lacks: Counter[Iteration | Shape], times: int = 1) -> Sha
         if isinstance(item, Visit):
             for trips, work in item.stretches:
                 if trips > LONG:
-                    lacks[work] += (trips - LONG) * times
-            out.append(Visit(item.part, tuple((min(trips, LONG), work) for trips, work in item.stretches)))
+                    lacks[work] += (trips - LONG // 2) * times
+            cut = ((LONG // 2 if trips > LONG else trips, work) for trips, work in item.stretches)
+            out.append(Visit(item.part, tuple(cut)))
             continue
         body, before = _cut(item.body, lacks, times * item.times), out[-1] if out else None
         if isinstance(before, Repeat) and before.body == body:
@@ -858,8 +864,8 @@ def _cut(shape: Shape, lacks: Counter[Iteration | Shape], times: int = 1) -> Sha
             out.append(Repeat(item.times, body))
     for n, item in enumerate(out):
         if isinstance(item, Repeat) and item.times > LONG_OUTER:
-            lacks[item.body] += (item.times - LONG_OUTER) * times
-            out[n] = Repeat(LONG_OUTER, item.body)
+            lacks[item.body] += (item.times - LONG_OUTER // 2) * times
+            out[n] = Repeat(LONG_OUTER // 2, item.body)
     return tuple(out)
 
 
@@ -879,19 +885,17 @@ def _once(what: Iteration | Shape) -> Shape:
     return what if isinstance(what[0], Visit | Repeat) else (Visit(0, ((1, what),)),)
 
 
-def shorten(shape: Shape, what: Iteration | Shape, most: int) -> Shape:
-    """The shape with no run of more than `most` iterations that do `what`."""
+def _doubled(shape: Shape, what: Iteration | Shape) -> Shape:
+    """The shape with twice the iterations in cut runs of `what`."""
     out: list[Visit | Repeat] = []
     for item in shape:
         if isinstance(item, Visit):
-            stretches = tuple((min(n, most) if work == what else n, work) for n, work in item.stretches)
-            out.append(Visit(item.part, stretches))
-            continue
-        times, body = min(item.times, most) if item.body == what else item.times, shorten(item.body, what, most)
-        if out and isinstance(before := out[-1], Repeat) and before.body == body:
-            out.pop()
-            times += before.times
-        out.append(Repeat(times, body))
+            more = ((LONG if trips == LONG // 2 and work == what else trips, work) for trips, work in item.stretches)
+            out.append(Visit(item.part, tuple(more)))
+        elif item.body == what:
+            out.append(Repeat(2 * item.times, item.body))
+        else:
+            out.append(Repeat(item.times, _doubled(item.body, what)))
     return tuple(out)
 
 
