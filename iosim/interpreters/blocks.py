@@ -60,11 +60,6 @@ class Stay:
     before: Sequence[int]
 
 
-def share(length: int, n: int, pieces: int) -> int:
-    """Piece number n of a length in so many pieces, as equal as whole numbers can be."""
-    return length * (n + 1) // pieces - length * n // pieces
-
-
 Stays: TypeAlias = Sequence[Stay]  # what a block does
 
 
@@ -245,10 +240,12 @@ class Group:
         nth = stay.before[n] + u
         for need in task.needs:
             for freed in block.done[n][need.before]:
-                yield from self.reach(freed, nth - need.distance + 1, need.cause)
+                if freed.count < nth - need.distance + 1:
+                    yield from self.reach(freed, nth - need.distance + 1, need.cause)
         for part, number in task.freed:
             for freed in block.done[part][number]:
-                yield from self.reach(freed, stay.before[part], "buffer")
+                if freed.count < stay.before[part]:
+                    yield from self.reach(freed, stay.before[part], "buffer")
         self.log.mark(int(block.env.now))
         arrived = block.arrived[n][task.number]
         moves = stay.work[u][task.number].moves
@@ -296,10 +293,8 @@ class Group:
         if log is not None:
             log.mark(start)
             log.state, log.who = task.cause, who
-        pieces = (block.model.pieces if log is not None else 1) if work.lengths else 0
-        for piece in range(pieces):
-            lengths = tuple((name, share(length, piece, pieces)) for name, length in work.lengths)
-            chain = share(work.cost.chain, piece, pieces)
+        pieces = block.model.cut(work, whole=log is None)
+        for piece, (lengths, chain) in enumerate(pieces):
             now = int(env.now)
             if block.floor.scripted:
                 yield from self.piece(self.name(stay, task, u, piece), lengths)

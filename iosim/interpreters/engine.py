@@ -163,8 +163,9 @@ class Unit:
         """Serve for `length` ps from `now` or when free; returns the end.  Idle time is blamed on `log`."""
         if now > self.free:
             self.idle(now, log, who)
-        self.occupy(self.free + length, length, who)
-        return self.free
+        end = self.free + length
+        self.occupy(end, length, who)
+        return end
 
     def occupy(self, end: int, length: int, who: Who | None) -> None:
         """Be busy for the `length` ps before `end`."""
@@ -176,7 +177,8 @@ class Unit:
     def idle(self, until: int, log: Log, who: Who | None = None) -> None:
         """Book the time from `free` until then, if any, to what `log` says its process did."""
         if until > self.free:
-            for cause, length in log.between(self.free, until):
+            whole = self.free >= log.ends[-1]  # the common case: all of it in the open span
+            for cause, length in ((log.state, until - self.free),) if whole else log.between(self.free, until):
                 self.stalls[cause] += length
                 if self.spans is not None:
                     self.spans.append(Spell(self.free, self.free + length, cause, who))

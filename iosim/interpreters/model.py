@@ -21,6 +21,7 @@ from iosim.interpreters.shapes import (
     Cost,
     Extent,
     Iteration,
+    Lengths,
     Shape,
     Shapes,
     Totals,
@@ -492,16 +493,34 @@ class Model:
     def _works(self) -> dict[tuple[int, tuple[tuple[int, int], ...]], Work]:
         return {}
 
+    def cut(self, work: Work, *, whole: bool) -> Sequence[tuple[Lengths, int]]:
+        """Each piece of a phase's work, or all of it as one: ps on its units, and ps of its chain."""
+        key = work, whole
+        if key not in self._cuts:
+            pieces = (1 if whole else self.pieces) if work.lengths else 0
+            self._cuts[key] = [
+                (
+                    tuple((name, _share(length, n, pieces)) for name, length in work.lengths),
+                    _share(work.cost.chain, n, pieces),
+                )
+                for n in range(pieces)
+            ]
+        return self._cuts[key]
+
+    @cached_property
+    def _cuts(self) -> dict[tuple[Work, bool], Sequence[tuple[Lengths, int]]]:
+        return {}
+
     def totals(self, shape: Shape) -> Totals:
         """Busy time of each unit and bytes moved by one block: what a simulation must add up to."""
-        return self._sum([(1, shape)])
+        return self.sum([(1, shape)])
 
     @cached_property
     def whole(self) -> Totals:
         """The same of the whole grid."""
-        return self._sum((kind.count, kind.shape) for kind in self.classes)
+        return self.sum((kind.count, kind.shape) for kind in self.classes)
 
-    def _sum(self, blocks: Iterable[tuple[int, Shape]]) -> Totals:
+    def sum(self, blocks: Iterable[tuple[int, Shape]]) -> Totals:
         """The same of so many blocks of each shape."""
         iterations: dict[Iteration, int] = {}
         for number, shape in blocks:
@@ -626,6 +645,11 @@ class Model:
             shape = [extent if axis in names else 1 for axis, extent in self.kernel.grid]
             total = total * len(samples) + label.reshape(shape)
         return np.broadcast_to(total, [n for _, n in self.kernel.grid]).reshape(-1)
+
+
+def _share(length: int, n: int, pieces: int) -> int:
+    """Piece number n of a length in so many pieces, as equal as whole numbers can be."""
+    return length * (n + 1) // pieces - length * n // pieces
 
 
 def _cause(phase: Phase) -> Cause:

@@ -442,7 +442,7 @@ class _Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class _Family:
+class Family:
     """Shapes that differ only in the trips of long runs: `shape` with these cut short, `what` is iterated in them.
 
     `members` are their numbers, `lacks` how many iterations of each are cut off: (members, runs).
@@ -458,24 +458,25 @@ class _Family:
 class _Line:
     """How the blocks of a family run: times are straight lines in the trips of its runs.
 
-    `longer` has, for each run, a sample with more iterations than `base` and how many more.
+    `runs` has, for each run, samples of the code around it with fewer and with more iterations, and how many more.
     """
 
     base: _Sample
-    longer: Sequence[tuple[_Sample, int]]
+    runs: Sequence[tuple[_Sample, _Sample, int]]
 
     @property
     def ends(self) -> tuple[int, ...]:
         """The ends in the sample that takes longest."""
-        return max((self.base, *(sample for sample, _ in self.longer)), key=lambda s: s.first).ends
+        return max((self.base, *(longer for _, longer, _ in self.runs)), key=lambda s: s.first).ends
 
     def at(self, read: Callable[[_Sample], int], lacks: Ints) -> Ints:
         """What `read` finds in the samples, for each row of `lacks`."""
         import numpy as np
 
         found = np.full(len(lacks), read(self.base), np.int64)
-        for (longer, step), more in zip(self.longer, lacks.T, strict=True):
-            found += (read(longer) - read(self.base)) * more // step
+        for (short, longer, step), more in zip(self.runs, lacks.T, strict=True):
+            each, left = divmod(read(longer) - read(short), step)  # apart, as their product may be too large
+            found += each * more + left * more // step
         return np.maximum(found, 0)
 
     def stalls(self, blocks: int, lacks: Sequence[int]) -> _Stalls:
@@ -483,8 +484,9 @@ class _Line:
 
         def line(name: str, cause: str) -> int:
             one = self.base.stalls[name][cause]
-            more = zip(self.longer, lacks, strict=True)
-            all_ = blocks * one + sum((longer.stalls[name][cause] - one) * n // step for (longer, step), n in more)
+            more = zip(self.runs, lacks, strict=True)
+            grown = ((b.stalls[name][cause] - a.stalls[name][cause]) * n // step for (a, b, step), n in more)
+            all_ = blocks * one + sum(grown)
             return max(0, all_ // self.base.blocks)
 
         return {name: {cause: line(name, cause) for cause in CAUSES} for name in self.base.stalls}
@@ -587,7 +589,7 @@ class _Fair:
         slots, blocks = active * resident, self.model.kernel.blocks
         shapes = [self.alike[profile(kind.shape)] for kind in self.model.classes]
         counts = [kind.count for kind in self.model.classes]
-        families = _families(shapes)
+        families = families_of(shapes, LONG, LONG_OUTER)
         rounds = 2 if blocks > slots and not self.in_step(resident) else 1
         first, steady = self.times(families, len(shapes), ((active, resident),), rounds)
         start = int((first - steady).max())
@@ -603,7 +605,7 @@ class _Fair:
         makespan, occupied = place_blocks(self.model.class_of_blocks().tolist(), spans, active, resident)
         return seen, start + makespan, start * active + occupied
 
-    def times(self, families: Sequence[_Family], count: int, kinds: Kinds, rounds: int) -> tuple[Ints, Ints]:
+    def times(self, families: Sequence[Family], count: int, kinds: Kinds, rounds: int) -> tuple[Ints, Ints]:
         """`first` and `steady` of the samples of `count` shapes."""
         import numpy as np
 
@@ -615,7 +617,7 @@ class _Fair:
             out[:, family.members] = np.maximum(found, least)
         return out[0], out[1]
 
-    def stalls(self, families: Sequence[_Family], counts: Sequence[int], kinds: Kinds, rounds: int) -> _Stalls:
+    def stalls(self, families: Sequence[Family], counts: Sequence[int], kinds: Kinds, rounds: int) -> _Stalls:
         """Stalls that the samples of all blocks saw, `counts` of each shape."""
         out: dict[str, dict[str, int]] = {name: dict.fromkeys(CAUSES, 0) for name in (*SHARED, *OWN)}
         for family in families:
@@ -630,16 +632,19 @@ class _Fair:
     def line(self, shape: Shape, what: Sequence[Iteration | Shape], kinds: Kinds, rounds: int, fresh: bool) -> _Line:
         """The line of a family: a loop goes on as it does between its iterations 16 and 32, one with loops inside as
         between 4 and 8."""
-        longer = []
+        base = self.simulated(shape, kinds, rounds, fresh)
+        runs = []
         for one in what:
-            more = _doubled(shape, one)
-            step = _iterated(more, one) - _iterated(shape, one)
-            longer.append((self.simulated(more, kinds, rounds, fresh), step))
-        return _Line(self.simulated(shape, kinds, rounds, fresh), longer)
+            near = _near(shape, one)
+            more = _doubled(near, one)
+            step = _iterated(more, one) - _iterated(near, one)
+            fewer, longer = (self.simulated(s, kinds, rounds, fresh) for s in (near, more))
+            runs.append((fewer, longer, step))
+        return _Line(base, runs)
 
     def sample(self, shape: Shape, kinds: Kinds, rounds: int, *, fresh: bool = True) -> _Sample:
         """How `rounds` rounds of blocks run on one processor of each kind; `fresh`: nothing ran before them."""
-        (family,) = _families([shape])
+        (family,) = families_of([shape], LONG, LONG_OUTER)
         line = self.line(family.shape, family.what, kinds, rounds, fresh)
         first, steady, occupied = (
             int(line.at(read, family.lacks)[0])
@@ -649,11 +654,11 @@ class _Fair:
         stalls = line.stalls(blocks, [n * blocks for n in family.lacks[0].tolist()])
         return _Sample(blocks, max(first, least), max(steady, least), occupied, line.ends, stalls)
 
-    def least(self, family: _Family, kinds: Kinds) -> Ints:
+    def least(self, family: Family, kinds: Kinds) -> Ints:
         """A round of each member takes no less than its units are busy."""
         import numpy as np
 
-        one, *more = (np.array(self.busy(shape, kinds)) for shape in (family.shape, *map(_once, family.what)))
+        one, *more = (np.array(self.busy(shape, kinds)) for shape in (family.shape, *map(once, family.what)))
         busy = np.tile(one, (len(family.members), 1))
         for n, each in zip(family.lacks.T, more, strict=True):
             busy += np.outer(n, each)
@@ -826,24 +831,24 @@ def summary(
     )
 
 
-def _families(shapes: Sequence[Shape]) -> list[_Family]:
-    """Shapes by what they are with their long runs cut."""
+def families_of(shapes: Sequence[Shape], long: int, outer: int) -> list[Family]:
+    """Shapes by what they are with their long runs cut; see LONG and LONG_OUTER."""
     import numpy as np
 
     found: dict[tuple[Shape, tuple[Iteration | Shape, ...]], tuple[list[int], list[list[int]]]] = {}
     for n, shape in enumerate(shapes):
         lacks: Counter[Iteration | Shape] = Counter()
-        short = _cut(shape, lacks)
+        short = _cut(shape, lacks, long, outer)
         members, rows = found.setdefault((short, tuple(lacks)), ([], []))
         members.append(n)
         rows.append(list(lacks.values()))
     return [
-        _Family(shape, what, members, np.array(rows, np.int64).reshape(len(rows), len(what)))
+        Family(shape, what, members, np.array(rows, np.int64).reshape(len(rows), len(what)))
         for (shape, what), (members, rows) in found.items()
     ]
 
 
-def _cut(shape: Shape, lacks: Counter[Iteration | Shape], times: int = 1) -> Shape:
+def _cut(shape: Shape, lacks: Counter[Iteration | Shape], long: int, outer: int, times: int = 1) -> Shape:
     """A shape that comes so many times with its long runs cut; `lacks` gets what is cut off.
 
     Loops without loops inside come first: that makes iterations around them alike that differ in their trips only.
@@ -852,20 +857,20 @@ def _cut(shape: Shape, lacks: Counter[Iteration | Shape], times: int = 1) -> Sha
     for item in shape:
         if isinstance(item, Visit):
             for trips, work in item.stretches:
-                if trips > LONG:
-                    lacks[work] += (trips - LONG // 2) * times
-            cut = ((LONG // 2 if trips > LONG else trips, work) for trips, work in item.stretches)
+                if trips > long:
+                    lacks[work] += (trips - long // 2) * times
+            cut = ((long // 2 if trips > long else trips, work) for trips, work in item.stretches)
             out.append(Visit(item.part, tuple(cut)))
             continue
-        body, before = _cut(item.body, lacks, times * item.times), out[-1] if out else None
+        body, before = _cut(item.body, lacks, long, outer, times * item.times), out[-1] if out else None
         if isinstance(before, Repeat) and before.body == body:
             out[-1] = Repeat(before.times + item.times, body)
         else:
             out.append(Repeat(item.times, body))
     for n, item in enumerate(out):
-        if isinstance(item, Repeat) and item.times > LONG_OUTER:
-            lacks[item.body] += (item.times - LONG_OUTER // 2) * times
-            out[n] = Repeat(LONG_OUTER // 2, item.body)
+        if isinstance(item, Repeat) and item.times > outer:
+            lacks[item.body] += (item.times - outer // 2) * times
+            out[n] = Repeat(outer // 2, item.body)
     return tuple(out)
 
 
@@ -880,9 +885,21 @@ def _iterated(shape: Shape, what: Iteration | Shape) -> int:
     return out
 
 
-def _once(what: Iteration | Shape) -> Shape:
+def once(what: Iteration | Shape) -> Shape:
     """A shape that does `what` once."""
     return what if isinstance(what[0], Visit | Repeat) else (Visit(0, ((1, what),)),)
+
+
+def _near(shape: Shape, what: Iteration | Shape) -> Shape:
+    """The loop where a shape does `what` first with what is before and after it, if that is less than half of it."""
+    there = next(n for n, item in enumerate(shape) if _iterated((item,), what))
+    near = shape[max(0, there - 1) : there + 2]
+    return near if 2 * _length(near) < _length(shape) else shape
+
+
+def _length(shape: Shape) -> int:
+    """Iterations of all loops without loops inside."""
+    return sum(times * trips for times, visit in visits(shape) for trips, _ in visit.stretches)
 
 
 def _doubled(shape: Shape, what: Iteration | Shape) -> Shape:
