@@ -672,7 +672,7 @@ class _Fair:
         return [busy.get(name, 0) * (blocks if name in SHARED else resident) for name in (*SHARED, *OWN)]
 
     def simulated(self, shape: Shape, kinds: Kinds, rounds: int, fresh: bool) -> _Sample:
-        """The same of a shape without long runs."""
+        """How `rounds` rounds of blocks without long runs run: simulated once."""
         key = (shape, kinds, rounds, fresh)
         if key not in self.known:
             found, least = self.simulate(shape, kinds, rounds, fresh), max(self.busy(shape, kinds))
