@@ -9,8 +9,9 @@ from typing import Any, TypeAlias
 import simpy
 
 from iosim.interpreters.engine import Arbiter, Cause, Log, Progress, Unit, Who, later
-from iosim.interpreters.model import Action, Cost, Iteration, Lengths, Model, Shape, Task, Transfer, Visit
+from iosim.interpreters.model import Action, Model, Task
 from iosim.interpreters.recording import Recorder
+from iosim.interpreters.shapes import Iteration, Lengths, Shape, Transfer, Visit
 
 Process: TypeAlias = Generator[simpy.Event, Any, None]
 
@@ -59,13 +60,7 @@ class Stay:
     before: Sequence[int]
 
 
-def share(length: int, n: int, pieces: int) -> int:
-    """Piece number n of a length in so many pieces, as equal as whole numbers can be."""
-    return length * (n + 1) // pieces - length * n // pieces
-
-
 Stays: TypeAlias = Sequence[Stay]  # what a block does
-Piece: TypeAlias = tuple[int, Lengths, tuple[tuple[Unit, int], ...]]  # of a phase: chain, ps by unit, units with ps
 
 
 def unroll(shape: Shape, parts: int) -> Stays:
@@ -104,7 +99,6 @@ class Block:
         self.turns: dict[tuple[int, str, int], Progress] = {}
         self.leaving, self.left = 0, Progress()
         self.here: dict[str, Progress] = {}
-        self.cuts: dict[tuple[int, int], tuple[Piece, ...]] = {}
 
     def run(self, logs: Mapping[tuple[str, int], Log]) -> Process:
         """Run the block to its end; `logs` has a log for each (role, rank)."""
@@ -129,17 +123,6 @@ class Block:
             log.state = "tail"
         del self.floor.open[self.number]
         self.floor.ended.append(now)
-
-    def cut(self, cost: Cost, pieces: int) -> tuple[Piece, ...]:
-        """What computing takes in so many pieces.  The model keeps its costs, so that their ids name them."""
-        key = id(cost), pieces
-        if key not in self.cuts:
-            whole = [tuple((name, share(length, n, pieces)) for name, length in cost.lengths) for n in range(pieces)]
-            self.cuts[key] = tuple(
-                (share(cost.chain, n, pieces), one, tuple((self.processor.units[name], length) for name, length in one))
-                for n, one in enumerate(whole)
-            )
-        return self.cuts[key]
 
     def turn(self, n: int, role: str, rank: int) -> Progress:
         """How often group `rank` of a role has been given the turn in segment n."""
@@ -257,10 +240,12 @@ class Group:
         nth = stay.before[n] + u
         for need in task.needs:
             for freed in block.done[n][need.before]:
-                yield from self.reach(freed, nth - need.distance + 1, need.cause)
+                if freed.count < nth - need.distance + 1:
+                    yield from self.reach(freed, nth - need.distance + 1, need.cause)
         for part, number in task.freed:
             for freed in block.done[part][number]:
-                yield from self.reach(freed, stay.before[part], "buffer")
+                if freed.count < stay.before[part]:
+                    yield from self.reach(freed, stay.before[part], "buffer")
         self.log.mark(int(block.env.now))
         arrived = block.arrived[n][task.number]
         moves = stay.work[u][task.number].moves
@@ -303,20 +288,19 @@ class Group:
         """
         block, n = self.block, stay.part
         nth, work = stay.before[n] + u, stay.work[u][task.number]
-        env = block.env
+        env, units = block.env, block.processor.units
         who, start = self.name(stay, task, u), int(env.now)
         if log is not None:
             log.mark(start)
             log.state, log.who = task.cause, who
-        pieces = block.model.pieces if log is not None else 1
-        for piece, (chain, lengths, parts) in enumerate(block.cut(work.cost, pieces) if work.lengths else ()):
+        for piece, (lengths, chain) in enumerate(block.model.cut(work, whole=log is None)):
             now = int(env.now)
             end = now + chain
             if block.floor.scripted:
                 yield from self.piece(self.name(stay, task, u, piece), lengths)
             else:
-                for unit, length in parts:
-                    booked = unit.book(now, length, self.log, who)
+                for name, length in lengths:
+                    booked = units[name].book(now, length, self.log, who)
                     if booked > end:
                         end = booked
             yield env.timeout(max(0, end - int(env.now)))

@@ -163,8 +163,9 @@ class Unit:
         """Serve for `length` ps from `now` or when free; returns the end.  Idle time is blamed on `log`."""
         if now > self.free:
             self.idle(now, log, who)
-        self.occupy(self.free + length, length, who)
-        return self.free
+        end = self.free + length
+        self.occupy(end, length, who)
+        return end
 
     def occupy(self, end: int, length: int, who: Who | None) -> None:
         """Be busy for the `length` ps before `end`."""

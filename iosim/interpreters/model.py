@@ -5,24 +5,39 @@ Blocks that differ in nothing that takes time (trips, guarded trips, ragged byte
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 from math import ceil, prod
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from iosim.dtypes import dtype
 from iosim.errors import InputError
 from iosim.hardware import Hardware
-from iosim.index import Ex, Expr, Index, affine, at, indices
+from iosim.index import indices
 from iosim.interpreters.engine import Cause, duration
+from iosim.interpreters.shapes import (
+    Cost,
+    Extent,
+    Iteration,
+    Lengths,
+    Shape,
+    Shapes,
+    Totals,
+    Transfer,
+    Work,
+    active,
+    leaves,
+    ties,
+    value_of,
+    visits,
+)
 from iosim.memory.cache import DramFlow
 from iosim.memory.onchip import Footprint, footprint, on_matrix_unit, placement
-from iosim.pipeline import Leaf, Phase, Segment, edges, nests, segments
-from iosim.program import Compute, Kernel, Load, Loop, Span, Store, extent, tile_of
+from iosim.pipeline import Leaf, Phase, Segment, edges, segments
+from iosim.program import Compute, Kernel, Load, Store, tile_of
 from iosim.schedule import Schedule, Verb
-from iosim.sums import bounds
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,90 +48,6 @@ IN_STEP = 16  # blocks that load one tile, from which on the L2 merges what they
 # much of an L1 and of an L2 they can take.
 SPILL_TRIPS, L1_USABLE, L2_USABLE = 1.46, 0.7, 0.5
 PIECES = 6  # where warp groups contend, a phase books its units in this many pieces, so that they interleave
-
-Lengths: TypeAlias = tuple[tuple[str, int], ...]  # (unit, ps)
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """One load or store of a block in one iteration: bytes asked for, and ps on each unit it needs at full rate."""
-
-    tensor: str
-    direction: str
-    bytes: int
-    lengths: Lengths
-
-    def share(self, rank: int, workers: int) -> Transfer | None:
-        """The part that worker `rank` carries out, None where it is nothing."""
-        bytes_ = self.bytes * (rank + 1) // workers - self.bytes * rank // workers
-        if not bytes_:
-            return None
-        lengths = tuple((unit, -(-length * bytes_ // self.bytes)) for unit, length in self.lengths)
-        return Transfer(self.tensor, self.direction, bytes_, lengths)
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What computing takes: ps on the own units for each group.
-
-    A group alone needs `chain` ps, as its instructions follow one another, and its results are there `lag` ps later.
-    """
-
-    lengths: Lengths = ()
-    chain: int = 0
-    lag: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What a phase does in one iteration: what it computes, and what it moves."""
-
-    cost: Cost
-    moves: tuple[Transfer, ...]
-
-    @property
-    def lengths(self) -> Lengths:
-        return self.cost.lengths
-
-
-Iteration: TypeAlias = tuple[Work, ...]  # by number of the phase
-Stretch: TypeAlias = tuple[int, Iteration]  # so many alike iterations
-
-
-@dataclass(frozen=True, slots=True)
-class Visit:
-    """One run through a segment, by its number: all iterations of a loop, or straight code once."""
-
-    part: int
-    stretches: tuple[Stretch, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Repeat:
-    """Consecutive alike iterations of a loop that has loops inside."""
-
-    times: int
-    body: Shape
-
-
-Shape: TypeAlias = tuple["Visit | Repeat", ...]  # what a block does, in order
-
-
-def visits(shape: Shape, times: int = 1) -> Iterator[tuple[int, Visit]]:
-    """The visits of a shape with how often each is made."""
-    for item in shape:
-        if isinstance(item, Visit):
-            yield times, item
-        else:
-            yield from visits(item.body, times * item.times)
-
-
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Of one block: ps by unit, bytes by (tensor, direction)."""
-
-    busy: Mapping[str, int]
-    moved: Mapping[tuple[str, str], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,20 +343,20 @@ class Model:
     @cached_property
     def has_products(self) -> bool:
         """Whether its blocks use the matrix unit."""
-        nodes = (n for part in self.parts for n in _nodes(part) if isinstance(n, Compute))
+        nodes = (n for part in self.parts for n in leaves(part) if isinstance(n, Compute))
         return any(n.op == "matmul" and on_matrix_unit(n) for n in nodes)
 
     @cached_property
     def product_flops(self) -> tuple[int, int]:
         """FLOPs of the matrix unit, each product of the kernel once: of the tiles, and in whole instructions."""
-        nodes = (n for part in self.parts for n in _nodes(part) if isinstance(n, Compute))
+        nodes = (n for part in self.parts for n in leaves(part) if isinstance(n, Compute))
         products = [n for n in nodes if n.op == "matmul" and on_matrix_unit(n)]
         return sum(n.work["matrix"] for n in products), sum(map(self._padded_flops, products))
 
     @cached_property
     def surplus(self) -> int:
         """Warp groups that hold the same rows, because a matrix instruction is higher than a group's share."""
-        nodes = [n for part in self.parts for n in _nodes(part) if isinstance(n, Compute)]
+        nodes = [n for part in self.parts for n in leaves(part) if isinstance(n, Compute)]
         products = [n for n in nodes if n.op == "matmul" and on_matrix_unit(n)]
         heights = [n.out.shape[0] for n in products if n.phase not in self.schedule.along_rows]
         least = (self.hardware.matrix.instruction_m or 1) if self.hardware.matrix.issued_by == "group" else 1
@@ -515,13 +446,9 @@ class Model:
         alike = prod(n for axis, n in self.kernel.grid if axis not in node.view.indices)
         return min(running, alike) >= IN_STEP
 
-    def transfer(self, node: Load | Store, env: Mapping[str, int]) -> Transfer:
-        """What a load or store moves in one iteration of one block."""
+    def transfer(self, node: Load | Store, count: int) -> Transfer:
+        """What a load or store of `count` bytes takes."""
         view = node.view
-        count = dtype(view.tensor.dtype).bytes
-        for axis, limit in zip(view.index, view.tensor.shape, strict=True):
-            if isinstance(axis, Span):
-                count *= extent(axis.start, axis.size, limit, env)
         dram, hbm = self._dram_share[id(node)]
         lengths = {}
         if dram and count:
@@ -553,66 +480,86 @@ class Model:
 
     # ------------------------------------------------------------------ what the blocks of a class do
 
-    def shape(self, env: Mapping[str, int]) -> Shape:
-        """What the block with grid indices `env` does, segment by segment."""
-        return tuple(self._items(self.parts, 0, env))
-
-    def _items(self, parts: Sequence[Segment], depth: int, env: Mapping[str, int]) -> Iterator[Visit | Repeat]:
-        for loop, inside in nests(parts, depth):
-            if loop is None:
-                yield Visit(inside[0].number, tuple(self._stretches(inside[0], env)))
-                continue
-            trips = range(at(loop.lo, env), at(loop.hi, env))
-            bodies = (tuple(self._items(inside, depth + 1, {**env, loop.index: u})) for u in trips)
-            for body, alike in groupby(bodies):
-                yield Repeat(len(list(alike)), body)
-
-    def _stretches(self, part: Segment, env: Mapping[str, int]) -> Iterator[Stretch]:
-        if part.loop is None:
-            yield 1, self.iteration(part, env)
-            return
-        lo, hi = at(part.loop.lo, env), at(part.loop.hi, env)
-        cuts = {u for node in _nodes(part) for u in _cuts(node, part.loop, env, lo, hi) if lo < u < hi}
-        first = lo
-        for end in [*sorted(cuts), hi]:
-            if first < end:
-                yield end - first, self.iteration(part, {**env, part.loop.index: first})
-            first = end
-
     def iteration(self, part: Segment, env: Mapping[str, int]) -> Iteration:
         """What each phase of a segment does with the indices `env`."""
         return tuple(self._phase_work(phase, env) for phase in part.phases)
 
     def _phase_work(self, phase: Phase, env: Mapping[str, int]) -> Work:
-        active = tuple(node for node in phase.nodes if _runs(node, env))
-        moves = tuple(self.transfer(node, env) for node in active if not isinstance(node, Compute))
-        known = self._known_costs
-        key = (id(phase), tuple(map(id, active)))
-        if key not in known:
-            known[key] = self.cost(phase, active)
-        return Work(known[key], tuple(move for move in moves if move.bytes))
+        runs = active(phase.nodes, env)
+        key = (id(phase), tuple((id(node), count) for node, count in runs))
+        if key not in self._works:
+            moves = tuple(self.transfer(n, count) for n, count in runs if not isinstance(n, Compute) and count)
+            self._works[key] = Work(self.cost(phase, tuple(node for node, _ in runs)), moves)
+        return self._works[key]
 
     @cached_property
-    def _known_costs(self) -> dict[tuple[int, tuple[int, ...]], Cost]:
+    def _works(self) -> dict[tuple[int, tuple[tuple[int, int], ...]], Work]:
+        return {}
+
+    def cut(self, work: Work, *, whole: bool) -> Sequence[tuple[Lengths, int]]:
+        """Each piece of a phase's work, or all of it as one: ps on its units, and ps of its chain."""
+        key = work, whole
+        if key not in self._cuts:
+            pieces = (1 if whole else self.pieces) if work.lengths else 0
+            self._cuts[key] = [
+                (
+                    tuple((name, _share(length, n, pieces)) for name, length in work.lengths),
+                    _share(work.cost.chain, n, pieces),
+                )
+                for n in range(pieces)
+            ]
+        return self._cuts[key]
+
+    @cached_property
+    def _cuts(self) -> dict[tuple[Work, bool], Sequence[tuple[Lengths, int]]]:
         return {}
 
     def totals(self, shape: Shape) -> Totals:
         """Busy time of each unit and bytes moved by one block: what a simulation must add up to."""
-        busy: dict[str, int] = {}
-        moved: dict[tuple[str, str], int] = {}
-        alike = ((times * n, done) for times, visit in visits(shape) for n, done in visit.stretches)
-        for trips, work in ((trips, work) for trips, done in alike for work in done):
-            for unit, length in work.lengths:
-                busy[unit] = busy.get(unit, 0) + length * self.workers * trips
-            for move in work.moves:
-                key = (move.tensor, move.direction)
-                moved[key] = moved.get(key, 0) + move.bytes * trips
-                parts = (
-                    [move] if move.direction == "read" else [move.share(r, self.workers) for r in range(self.workers)]
-                )
-                for unit, length in (pair for part in parts if part for pair in part.lengths):
-                    busy[unit] = busy.get(unit, 0) + length * trips
-        return Totals(busy, moved)
+        return self.sum([(1, shape)])
+
+    @cached_property
+    def whole(self) -> Totals:
+        """The same of the whole grid."""
+        return self.sum((kind.count, kind.shape) for kind in self.classes)
+
+    def sum(self, blocks: Iterable[tuple[int, Shape]]) -> Totals:
+        """The same of so many blocks of each shape."""
+        iterations: dict[Iteration, int] = {}
+        for number, shape in blocks:
+            for times, visit in visits(shape, number):
+                for trips, iteration in visit.stretches:
+                    iterations[iteration] = iterations.get(iteration, 0) + times * trips
+        busy: Counter[str] = Counter()
+        moved: Counter[tuple[str, str]] = Counter()
+        for iteration, times in iterations.items():
+            one = self._totals_of(iteration)
+            for unit, length in one.busy.items():
+                busy[unit] += length * times
+            for key, bytes_ in one.moved.items():
+                moved[key] += bytes_ * times
+        return Totals(dict(busy), dict(moved))
+
+    def _totals_of(self, iteration: Iteration) -> Totals:
+        """The same of one iteration."""
+        if iteration not in self._iteration_totals:
+            busy: Counter[str] = Counter()
+            moved: Counter[tuple[str, str]] = Counter()
+            for work in iteration:
+                for unit, length in work.lengths:
+                    busy[unit] += length * self.workers
+                for move in work.moves:
+                    moved[move.tensor, move.direction] += move.bytes
+                    ranks = range(0 if move.direction == "read" else self.workers)
+                    parts = [move.share(rank, self.workers) for rank in ranks] or [move]
+                    for unit, length in (pair for part in parts if part for pair in part.lengths):
+                        busy[unit] += length
+            self._iteration_totals[iteration] = Totals(busy, moved)
+        return self._iteration_totals[iteration]
+
+    @cached_property
+    def _iteration_totals(self) -> dict[Iteration, Totals]:
+        return {}
 
     # ------------------------------------------------------------------ classes of blocks
 
@@ -620,21 +567,9 @@ class Model:
     def _axes(self) -> tuple[tuple[tuple[str, ...], tuple[Any, ...]], ...]:
         """Grid axes that time depends on, in groups that some expression ties together, with those expressions."""
         limits = {axis: (0, n - 1) for axis, n in self.kernel.grid}
-        ties: list[Any] = []
-        for part in self.parts:
-            reach = dict(limits)
-            for loop in part.loops:
-                ties += [e for end in (loop.lo, loop.hi) for e in _tie(end, limits)]
-                reach[loop.index] = bounds(loop.lo, reach)[0], bounds(loop.hi, reach)[1] - 1
-            for node in _nodes(part):
-                if node.when is not None:
-                    for e in (node.when.lo, node.when.hi, Index(node.when.index)):
-                        ties += _tie(e, limits)
-                if not isinstance(node, Compute):
-                    ties += _ragged(node, limits, reach)
         groups: list[tuple[set[str], list[Any]]] = []
-        for e in dict.fromkeys(ties):
-            names = (indices(e.axis.start) if isinstance(e, _Extent) else indices(e)) & limits.keys()
+        for e in dict.fromkeys(ties(self.parts, limits)):
+            names = (indices(e.axis.start) if isinstance(e, Extent) else indices(e)) & limits.keys()
             if not names:
                 continue
             merged = set(names), [e]
@@ -657,7 +592,7 @@ class Model:
         for names, exprs in self._axes:
             shape = tuple(extents[name] for name in names)
             cells = dict(zip(names, np.unravel_index(np.arange(prod(shape)), shape), strict=True))
-            columns = [np.broadcast_to(np.asarray(_value(e, cells)), (prod(shape),)) for e in exprs]
+            columns = [np.broadcast_to(np.asarray(value_of(e, cells)), (prod(shape),)) for e in exprs]
             _, first, label, counts = np.unique(
                 np.stack(columns, 1), axis=0, return_index=True, return_inverse=True, return_counts=True
             )
@@ -668,14 +603,24 @@ class Model:
     @cached_property
     def classes(self) -> tuple[BlockClass, ...]:
         """The classes of blocks of the grid."""
-        found: list[tuple[dict[str, int], int]] = [({axis: 0 for axis, _ in self.kernel.grid}, 1)]
-        tied = {name for names, *_ in self._labels for name in names}
-        free = prod(n for axis, n in self.kernel.grid if axis not in tied)
-        for _, _, samples, counts in self._labels:
-            found = [
-                (env | sample, n * count) for env, n in found for sample, count in zip(samples, counts, strict=True)
-            ]
-        return tuple(BlockClass(env, n * free, self.shape(env)) for env, n in found)
+        import numpy as np
+
+        groups = [(names, np.arange(len(samples)), samples, counts) for names, _, samples, counts in self._labels]
+        places = np.meshgrid(*(numbers for _, numbers, _, _ in groups), indexing="ij")
+        total = prod(len(numbers) for _, numbers, _, _ in groups)
+        cells = {axis: np.zeros(total, np.int64) for axis, _ in self.kernel.grid}
+        blocks = np.ones(total, np.int64)
+        tied: set[str] = set()
+        for (names, _, samples, counts), place in zip(groups, places, strict=True):
+            of = place.reshape(-1)
+            cells |= {name: np.array([sample[name] for sample in samples])[of] for name in names}
+            blocks *= np.array(counts)[of]
+            tied |= set(names)
+        blocks *= prod(n for axis, n in self.kernel.grid if axis not in tied)
+        shapes = Shapes(self.iteration).of(self.parts, cells, total)
+        rows = zip(*(values.tolist() for values in cells.values()), strict=True) if cells else iter([()])
+        envs = (dict(zip(cells, row, strict=True)) for row in rows)
+        return tuple(map(BlockClass, envs, blocks.tolist(), shapes))
 
     def class_of_blocks(self) -> NDArray[np.int64]:
         """The number of the class of every block, in launch order: see Schedule.grid_order."""
@@ -703,6 +648,11 @@ class Model:
             shape = [extent if axis in names else 1 for axis, extent in self.kernel.grid]
             total = total * len(samples) + label.reshape(shape)
         return np.broadcast_to(total, [n for _, n in self.kernel.grid]).reshape(-1)
+
+
+def _share(length: int, n: int, pieces: int) -> int:
+    """Piece number n of a length in so many pieces, as equal as whole numbers can be."""
+    return length * (n + 1) // pieces - length * n // pieces
 
 
 def _cause(phase: Phase) -> Cause:
@@ -741,68 +691,3 @@ def _needs(part: Segment) -> Iterator[tuple[Need, ...]]:
         if phase.name in issued and not phase.copy:
             needs.append(Need(number[phase.name], 1, False, _cause(phase)))
         yield tuple(needs)
-
-
-def _nodes(part: Segment) -> list[Leaf]:
-    return [node for phase in part.phases for node in phase.nodes]
-
-
-def _runs(node: Leaf, env: Mapping[str, int]) -> bool:
-    """Whether a node's guard lets it run with the indices `env`."""
-    if node.when is None:
-        return True
-    return bool(at(node.when.lo, env) <= env[node.when.index] < at(node.when.hi, env))
-
-
-def _cuts(node: Leaf, loop: Loop, env: Mapping[str, int], lo: int, hi: int) -> Iterator[int]:
-    """Iterations of lo .. hi - 1 from which on a node may do something else than before."""
-    if node.when is not None:
-        ends = [at(node.when.lo, env), at(node.when.hi, env)]
-        if any(isinstance(end, Expr) for end in ends):
-            yield from range(lo, hi)
-        elif node.when.index == loop.index:
-            yield from ends
-    if isinstance(node, Compute):
-        return
-    for axis, limit in zip(node.view.index, node.view.tensor.shape, strict=True):
-        form = affine(at(axis.start, env)) if isinstance(axis, Span) else None
-        if form is None or not isinstance(axis, Span) or not form[1].get(loop.index):
-            continue
-        # The span lies inside while 0 <= start <= limit - size; beyond, each iteration is looked at.
-        step, room = form[1][loop.index], limit - axis.size
-        inside = [-(-(0 - form[0]) // step), (room - form[0]) // step + 1]
-        if step < 0:
-            inside = [-(-(room - form[0]) // step), (0 - form[0]) // step + 1]
-        yield from range(lo, min(max(inside[0], lo), hi) + 1)
-        yield from range(max(min(inside[1], hi), lo), hi + 1)
-
-
-def _tie(e: Ex, grid: Mapping[str, Any]) -> list[Ex]:
-    """Expressions whose values, with loop indices at 0, tell what `e` is in a block."""
-    if affine(e) is not None or indices(e) <= grid.keys():
-        return [e]
-    return [Index(name) for name in sorted(indices(e) & grid.keys())]
-
-
-def _ragged(
-    node: Load | Store, grid: Mapping[str, Any], reach: Mapping[str, tuple[int, int]]
-) -> Iterator[_Extent | Ex]:
-    """What tells blocks apart in how much of the node's spans lies inside the tensor; nothing where all of it does."""
-    for axis, limit in zip(node.view.index, node.view.tensor.shape, strict=True):
-        if isinstance(axis, Span):
-            first, last = bounds(axis.start, reach)
-            if first < 0 or last + axis.size > limit:
-                yield _Extent(axis, limit) if indices(axis.start) <= grid.keys() else axis.start
-
-
-@dataclass(frozen=True, slots=True)
-class _Extent:
-    axis: Span
-    limit: int
-
-
-def _value(e: Any, cells: Mapping[str, Any]) -> Any:
-    """An expression over the cells, other indices at 0; of a span, how many of its elements lie inside."""
-    names = indices(e.axis.start if isinstance(e, _Extent) else e) - cells.keys()
-    env = {**cells, **dict.fromkeys(names, 0)}
-    return extent(e.axis.start, e.axis.size, e.limit, env) if isinstance(e, _Extent) else at(e, env)

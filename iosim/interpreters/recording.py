@@ -15,7 +15,8 @@ from iosim.interpreters.engine import Spell, Who
 if TYPE_CHECKING:
     import simpy
 
-    from iosim.interpreters.model import Model, Transfer
+    from iosim.interpreters.model import Model
+    from iosim.interpreters.shapes import Transfer
     from iosim.pipeline import Phase
 
 FURTHER = 2  # iterations after the last one wanted, by the end of which all of that one is done

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count, groupby
 from math import ceil
-from typing import Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import simpy
 
@@ -23,12 +23,19 @@ from iosim.hardware import Hardware, Power
 from iosim.interpreters.blocks import Block, Floor, Process, Processor, Stays, unroll
 from iosim.interpreters.engine import CAUSES, Arbiter, Bucket, FairShare, Log, Script, Spell, Turns, Unit
 from iosim.interpreters.ledger import Ledger
-from iosim.interpreters.model import Iteration, Model, Repeat, Shape, Visit, visits
+from iosim.interpreters.model import Model
 from iosim.interpreters.recording import Recorder, Recording, Watch, lives
+from iosim.interpreters.shapes import Iteration, Repeat, Shape, Visit, visits
 from iosim.memory.cache import DeviceTraffic, DramFlow
 from iosim.memory.onchip import CapacityError, Footprint, on_matrix_unit
 from iosim.program import Compute, Kernel, Program, walk
 from iosim.schedule import Schedule
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Ints: TypeAlias = NDArray[np.int64]
 
 Fidelity: TypeAlias = Literal["fair", "chip"]
 FIDELITIES: tuple[Fidelity, ...] = get_args(Fidelity)
@@ -456,7 +463,8 @@ class _Chip:
 Kinds: TypeAlias = tuple[tuple[int, int], ...]  # (processors, resident blocks of each)
 Profile: TypeAlias = tuple[object, ...]  # of a shape, see `profile`
 Span: TypeAlias = Callable[[int, int], float]  # ps by busy processors, blocks on one
-_Placed: TypeAlias = "tuple[list[tuple[_Sample, int]], int, int]"  # samples with their blocks, makespan, occupied time
+_Stalls: TypeAlias = Mapping[str, Mapping[str, int]]  # ps by unit and cause
+_Placed: TypeAlias = tuple[_Stalls, int, int]  # stalls that samples saw, makespan, occupied time
 
 
 @dataclass(frozen=True, slots=True)
@@ -473,7 +481,58 @@ class _Sample:
     steady: int
     occupied: int
     ends: tuple[int, ...]
-    stalls: Mapping[str, Mapping[str, int]]
+    stalls: _Stalls
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Shapes that differ only in the trips of long runs: `shape` with these cut short, `what` is iterated in them.
+
+    `members` are their numbers, `lacks` how many iterations of each are cut off: (members, runs).
+    """
+
+    shape: Shape
+    what: tuple[Iteration | Shape, ...]
+    members: Sequence[int]
+    lacks: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """How the blocks of a family run: times are straight lines in the trips of its runs.
+
+    `runs` has, for each run, samples of the code around it with fewer and with more iterations, and how many more.
+    """
+
+    base: _Sample
+    runs: Sequence[tuple[_Sample, _Sample, int]]
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The ends in the sample that takes longest."""
+        return max((self.base, *(longer for _, longer, _ in self.runs)), key=lambda s: s.first).ends
+
+    def at(self, read: Callable[[_Sample], int], lacks: Ints) -> Ints:
+        """What `read` finds in the samples, for each row of `lacks`."""
+        import numpy as np
+
+        found = np.full(len(lacks), read(self.base), np.int64)
+        for (short, longer, step), more in zip(self.runs, lacks.T, strict=True):
+            each, left = divmod(read(longer) - read(short), step)  # apart, as their product may be too large
+            found += each * more + left * more // step
+        return np.maximum(found, 0)
+
+    def stalls(self, blocks: int, lacks: Sequence[int]) -> _Stalls:
+        """Stalls of so many blocks together; `lacks` of each run are sums over them."""
+
+        def line(name: str, cause: str) -> int:
+            one = self.base.stalls[name][cause]
+            more = zip(self.runs, lacks, strict=True)
+            grown = ((b.stalls[name][cause] - a.stalls[name][cause]) * n // step for (a, b, step), n in more)
+            all_ = blocks * one + sum(grown)
+            return max(0, all_ // self.base.blocks)
+
+        return {name: {cause: line(name, cause) for cause in CAUSES} for name in self.base.stalls}
 
 
 class _Fair:
@@ -489,39 +548,29 @@ class _Fair:
         kernel = self.model.kernel
         active = min(self.count, kernel.blocks)
         resident = min(self.model.footprint.resident, -(-kernel.blocks // active))
-        busy, moved = self.whole()
+        whole = self.model.whole
+        busy = {name: whole.busy.get(name, 0) for name in (*SHARED, *OWN)}
         place = self.waves if len(self.alike) == 1 else self.mixed
-        parts, makespan, occupied = place(active, resident)
+        seen, makespan, occupied = place(active, resident)
         least = max(length if name in SHARED else -(-length // active) for name, length in busy.items())
         makespan = max(makespan, least)
-        units = {name: self.books(name, busy[name], parts, makespan, occupied) for name in busy}
-        return _Run(self.model, _kernel_time(self.model, makespan, active, units, self.spread_pct(resident)), moved)
-
-    def whole(self) -> tuple[dict[str, int], dict[tuple[str, str], int]]:
-        """Ps for which each unit is busy and bytes by (tensor, direction), over all blocks."""
-        busy: dict[str, int] = dict.fromkeys((*SHARED, *OWN), 0)
-        moved: dict[tuple[str, str], int] = {}
-        for kind in self.model.classes:
-            one = self.model.totals(kind.shape)
-            for name, length in one.busy.items():
-                busy[name] += length * kind.count
-            for key, bytes_ in one.moved.items():
-                moved[key] = moved.get(key, 0) + bytes_ * kind.count
-        return busy, moved
+        units = {name: self.books(name, busy[name], seen[name], makespan, occupied) for name in busy}
+        time = _kernel_time(self.model, makespan, active, units, self.spread_pct(resident))
+        return _Run(self.model, time, whole.moved)
 
     def at_least(self) -> int:
         """Ps that no run of the kernel, launch left out, falls below: its waves, each at what its units are busy."""
         blocks = self.model.kernel.blocks
         active = min(self.count, blocks)
         resident = min(self.model.footprint.resident, -(-blocks // active))
-        busy, _ = self.whole()
+        busy = self.model.whole.busy
         least = max(length if name in SHARED else -(-length // active) for name, length in busy.items())
         if len(self.alike) > 1:
             return least
         (shape,) = self.alike.values()
         full, rest = divmod(blocks, active * resident)
-        waves = full * self.least(shape, ((active, resident),))
-        return max(least, waves + (self.least(shape, deal(rest, self.count)) if rest else 0))
+        waves = full * max(self.busy(shape, ((active, resident),)))
+        return max(least, waves + (max(self.busy(shape, deal(rest, self.count))) if rest else 0))
 
     def with_waves(self, run: _Run) -> _Run:
         """The run with the waves that its makespan is made of, where it is."""
@@ -535,7 +584,9 @@ class _Fair:
         out: dict[Profile, Shape] = {}
         for kind in self.model.classes:
             key = profile(kind.shape)
-            out[key] = max(out.get(key, kind.shape), kind.shape, key=self.bytes_of)
+            before = out.setdefault(key, kind.shape)
+            if before != kind.shape:
+                out[key] = max(before, kind.shape, key=self.bytes_of)
         return out
 
     def bytes_of(self, shape: Shape) -> int:
@@ -563,7 +614,8 @@ class _Fair:
         """Alike blocks run in waves; the last one spreads over the processors."""
         (shape,) = self.alike.values()
         full, rest = divmod(self.model.kernel.blocks, active * resident)
-        parts, makespan, occupied = [], 0, 0
+        parts: list[tuple[_Sample, int]] = []
+        makespan = occupied = 0
         kinds = deal(rest, self.count)
         if full:
             sample = self.sample(shape, ((active, resident),), 1 if self.in_step(resident) else min(full, 2))
@@ -583,7 +635,11 @@ class _Fair:
             self.rounds += (Wave("last", rest, 1, sample.first),)
             makespan += sample.first
             occupied += sample.occupied
-        return parts, makespan, occupied
+        seen: _Stalls = {
+            name: {cause: sum(s.stalls[name][cause] * number // s.blocks for s, number in parts) for cause in CAUSES}
+            for name in (*SHARED, *OWN)
+        }
+        return seen, makespan, occupied
 
     def in_step(self, resident: int) -> bool:
         """Whether the blocks of a processor begin and end together, wave by wave.
@@ -601,59 +657,96 @@ class _Fair:
         """
         slots, blocks = active * resident, self.model.kernel.blocks
         shapes = [self.alike[profile(kind.shape)] for kind in self.model.classes]
+        counts = [kind.count for kind in self.model.classes]
+        families = families_of(shapes, LONG, LONG_OUTER)
         rounds = 2 if blocks > slots and not self.in_step(resident) else 1
-        full = [self.sample(shape, ((active, resident),), rounds) for shape in shapes]
-        parts = [(s, kind.count) for s, kind in zip(full, self.model.classes, strict=True)]
-        start = max(s.first - s.steady for s in full)
+        first, steady = self.times(families, len(shapes), ((active, resident),), rounds)
+        start = int((first - steady).max())
+        seen = self.stalls(families, counts, ((active, resident),), rounds)
         if blocks > LIST_LIMIT:
-            total = sum(s.steady * number for s, number in parts)
-            return parts, start - (-total // slots) + max(s.steady for s in full), start * active + total // resident
-        spans = [self.span(shape, active, resident, rounds) for shape in shapes]
-        makespan, occupied = place_blocks(self.model.class_of_blocks().tolist(), spans, active, resident)
-        return parts, start + makespan, start * active + occupied
-
-    def span(self, shape: Shape, active: int, resident: int, rounds: int) -> Span:
-        """How long a block takes, by how many processors are busy and how many blocks share its own."""
-        corners: list[list[int]] = [
-            [self.sample(shape, ((processors, each),), rounds).steady for each in (1, resident)]
-            for processors in (1, active)
+            total = sum(time * number for time, number in zip(steady.tolist(), counts, strict=True))
+            return seen, start - (-total // slots) + int(steady.max()), start * active + total // resident
+        corners = [
+            [self.times(families, len(shapes), ((n, each),), rounds)[1].tolist() for each in (1, resident)]
+            for n in (1, active)
         ]
+        spans = [span([[times[n] for times in row] for row in corners], active, resident) for n in range(len(shapes))]
+        makespan, occupied = place_blocks(self.model.class_of_blocks().tolist(), spans, active, resident)
+        return seen, start + makespan, start * active + occupied
 
-        def at(processors: int, each: int) -> float:
-            x = (processors - 1) / max(1, active - 1)
-            y = (each - 1) / max(1, resident - 1)
-            alone: float
-            shared: float
-            alone, shared = (few + (many - few) * x for few, many in zip(*corners, strict=True))
-            return alone + (shared - alone) * y
+    def times(self, families: Sequence[Family], count: int, kinds: Kinds, rounds: int) -> tuple[Ints, Ints]:
+        """`first` and `steady` of the samples of `count` shapes."""
+        import numpy as np
 
-        return at
+        out = np.zeros((2, count), np.int64)
+        for family in families:
+            line = self.line(family.shape, family.what, kinds, rounds, True)
+            least = self.least(family, kinds)
+            found = line.at(lambda s: s.first, family.lacks), line.at(lambda s: s.steady, family.lacks)
+            out[:, family.members] = np.maximum(found, least)
+        return out[0], out[1]
+
+    def stalls(self, families: Sequence[Family], counts: Sequence[int], kinds: Kinds, rounds: int) -> _Stalls:
+        """Stalls that the samples of all blocks saw, `counts` of each shape."""
+        out: dict[str, dict[str, int]] = {name: dict.fromkeys(CAUSES, 0) for name in (*SHARED, *OWN)}
+        for family in families:
+            own = [counts[n] for n in family.members]
+            lacks = [sum(n * each for n, each in zip(column, own, strict=True)) for column in family.lacks.T.tolist()]
+            seen = self.line(family.shape, family.what, kinds, rounds, True).stalls(sum(own), lacks)
+            for name, causes in seen.items():
+                for cause, time in causes.items():
+                    out[name][cause] += time
+        return out
+
+    def line(self, shape: Shape, what: Sequence[Iteration | Shape], kinds: Kinds, rounds: int, fresh: bool) -> _Line:
+        """The line of a family: a loop goes on as it does between its iterations 16 and 32, one with loops inside as
+        between 4 and 8."""
+        base = self.simulated(shape, kinds, rounds, fresh)
+        runs = []
+        for one in what:
+            near = _near(shape, one)
+            more = _doubled(near, one)
+            step = _iterated(more, one) - _iterated(near, one)
+            fewer, longer = (self.simulated(s, kinds, rounds, fresh) for s in (near, more))
+            runs.append((fewer, longer, step))
+        return _Line(base, runs)
 
     def sample(self, shape: Shape, kinds: Kinds, rounds: int, *, fresh: bool = True) -> _Sample:
-        """How `rounds` rounds of blocks run on one processor of each kind; `fresh`: nothing ran before them.
+        """How `rounds` rounds of blocks run on one processor of each kind; `fresh`: nothing ran before them."""
+        (family,) = families_of([shape], LONG, LONG_OUTER)
+        line = self.line(family.shape, family.what, kinds, rounds, fresh)
+        first, steady, occupied = (
+            int(line.at(read, family.lacks)[0])
+            for read in (lambda s: s.first, lambda s: s.steady, lambda s: s.occupied)
+        )
+        blocks, least = line.base.blocks, int(self.least(family, kinds)[0])
+        stalls = line.stalls(blocks, [n * blocks for n in family.lacks[0].tolist()])
+        return _Sample(blocks, max(first, least), max(steady, least), occupied, line.ends, stalls)
 
-        A loop goes on as it does between its iterations 16 and 32, one with loops inside as between 4 and 8: its time
-        is a straight line.
-        """
+    def least(self, family: Family, kinds: Kinds) -> Ints:
+        """A round of each member takes no less than its units are busy."""
+        import numpy as np
+
+        one, *more = (np.array(self.busy(shape, kinds)) for shape in (family.shape, *map(once, family.what)))
+        busy = np.tile(one, (len(family.members), 1))
+        for n, each in zip(family.lacks.T, more, strict=True):
+            busy += np.outer(n, each)
+        found: Ints = busy.max(axis=1)
+        return found
+
+    def busy(self, shape: Shape, kinds: Kinds) -> list[int]:
+        """How long each unit is busy in a round of such blocks, in ps."""
+        blocks, resident = sum(weight * each for weight, each in kinds), max(each for _, each in kinds)
+        busy = self.model.totals(shape).busy
+        return [busy.get(name, 0) * (blocks if name in SHARED else resident) for name in (*SHARED, *OWN)]
+
+    def simulated(self, shape: Shape, kinds: Kinds, rounds: int, fresh: bool) -> _Sample:
+        """How `rounds` rounds of blocks without long runs run: simulated once."""
         key = (shape, kinds, rounds, fresh)
         if key not in self.known:
-            if (longest := longest_run(shape)) is None:
-                found = self.simulate(shape, kinds, rounds, fresh)
-            else:
-                what, trips = longest
-                shapes = shape, shorten(shape, what, trips), shorten(shape, what, trips // 2)
-                counts = [sum(n * times for n, _, one, times in runs(s) if one == what) for s in shapes]
-                long, short = (self.sample(s, kinds, rounds, fresh=fresh) for s in shapes[1:])
-                found = extrapolate(short, long, counts[0] - counts[1], counts[1] - counts[2])
-            least = self.least(shape, kinds)
+            found, least = self.simulate(shape, kinds, rounds, fresh), max(self.busy(shape, kinds))
             self.known[key] = replace(found, first=max(found.first, least), steady=max(found.steady, least))
         return self.known[key]
-
-    def least(self, shape: Shape, kinds: Kinds) -> int:
-        """A round takes no less than its units are busy."""
-        busy = self.model.totals(shape).busy
-        blocks, resident = sum(weight * each for weight, each in kinds), max(each for _, each in kinds)
-        return max(length * (blocks if name in SHARED else resident) for name, length in busy.items())
 
     def simulate(self, shape: Shape, kinds: Kinds, rounds: int, fresh: bool) -> _Sample:
         """One processor of each kind.
@@ -743,14 +836,11 @@ class _Fair:
         chip = {name: unit.bucket.spans or [] for name, unit in units.items() if isinstance(unit, FairShare)}
         return _recording(model, recorder, model.iterations(shape), active, end, units, chip, logs[0])
 
-    def books(
-        self, name: str, busy: int, parts: Sequence[tuple[_Sample, int]], makespan: int, occupied: int
-    ) -> UnitTime:
+    def books(self, name: str, busy: int, seen: Mapping[str, int], makespan: int, occupied: int) -> UnitTime:
         """Busy time is counted; idle time while processors have a block goes to the causes that the samples saw, in
         their proportion; the rest is the tail of the grid."""
         instances = 1 if name in SHARED else self.count
         idle = instances * makespan - busy
-        seen = {cause: sum(s.stalls[name][cause] * number // s.blocks for s, number in parts) for cause in CAUSES}
         total = sum(seen.values())
         inside = idle * occupied // (self.count * makespan) if name in SHARED else max(0, occupied - busy)
         stalls: dict[str, int] = {
@@ -810,61 +900,106 @@ def summary(
     )
 
 
-def runs(shape: Shape, times: int = 1) -> Iterator[tuple[int, int, Iteration | Shape, int]]:
-    """All runs of alike iterations: trips, how many `fair` simulates, what each does, how often the run comes."""
-    for item in shape:
-        if isinstance(item, Visit):
-            yield from ((trips, LONG, work, times) for trips, work in item.stretches)
-        else:
-            yield item.times, LONG_OUTER, item.body, times
-            yield from runs(item.body, times * item.times)
+def families_of(shapes: Sequence[Shape], long: int, outer: int) -> list[Family]:
+    """Shapes by what they are with their long runs cut; see LONG and LONG_OUTER."""
+    import numpy as np
+
+    found: dict[tuple[Shape, tuple[Iteration | Shape, ...]], tuple[list[int], list[list[int]]]] = {}
+    for n, shape in enumerate(shapes):
+        lacks: Counter[Iteration | Shape] = Counter()
+        short = _cut(shape, lacks, long, outer)
+        members, rows = found.setdefault((short, tuple(lacks)), ([], []))
+        members.append(n)
+        rows.append(list(lacks.values()))
+    return [
+        Family(shape, what, members, np.array(rows, np.int64).reshape(len(rows), len(what)))
+        for (shape, what), (members, rows) in found.items()
+    ]
 
 
-def longest_run(shape: Shape) -> tuple[Iteration | Shape, int] | None:
-    """What the iterations of the longest run do, and how many are enough; None where all runs are short enough.
+def _cut(shape: Shape, lacks: Counter[Iteration | Shape], long: int, outer: int, times: int = 1) -> Shape:
+    """A shape that comes so many times with its long runs cut; `lacks` gets what is cut off.
 
     Loops without loops inside come first: that makes iterations around them alike that differ in their trips only.
     """
-    long = [(enough, trips, what) for trips, enough, what, _ in runs(shape) if trips > enough]
-    if not long:
-        return None
-    enough, _, what = max(long, key=lambda run: run[:2])
-    return what, enough
-
-
-def shorten(shape: Shape, what: Iteration | Shape, most: int) -> Shape:
-    """The shape with no run of more than `most` iterations that do `what`."""
     out: list[Visit | Repeat] = []
     for item in shape:
         if isinstance(item, Visit):
-            stretches = tuple((min(n, most) if work == what else n, work) for n, work in item.stretches)
-            out.append(Visit(item.part, stretches))
+            for trips, work in item.stretches:
+                if trips > long:
+                    lacks[work] += (trips - long // 2) * times
+            cut = ((long // 2 if trips > long else trips, work) for trips, work in item.stretches)
+            out.append(Visit(item.part, tuple(cut)))
             continue
-        times, body = min(item.times, most) if item.body == what else item.times, shorten(item.body, what, most)
-        if out and isinstance(before := out[-1], Repeat) and before.body == body:
-            out.pop()
-            times += before.times
-        out.append(Repeat(times, body))
+        body, before = _cut(item.body, lacks, long, outer, times * item.times), out[-1] if out else None
+        if isinstance(before, Repeat) and before.body == body:
+            out[-1] = Repeat(before.times + item.times, body)
+        else:
+            out.append(Repeat(item.times, body))
+    for n, item in enumerate(out):
+        if isinstance(item, Repeat) and item.times > outer:
+            lacks[item.body] += (item.times - outer // 2) * times
+            out[n] = Repeat(outer // 2, item.body)
     return tuple(out)
 
 
-def extrapolate(short: _Sample, long: _Sample, more: int, step: int) -> _Sample:
-    """What `long` becomes with `more` further iterations, if `step` ones are what sets it apart from `short`."""
+def _iterated(shape: Shape, what: Iteration | Shape) -> int:
+    """How often a block of this shape does `what`."""
+    out = 0
+    for item in shape:
+        if isinstance(item, Visit):
+            out += sum(trips for trips, work in item.stretches if work == what)
+        else:
+            out += item.times * ((item.body == what) or _iterated(item.body, what))
+    return out
 
-    def line(a: int, b: int) -> int:
-        return max(0, b + (b - a) * more // step)
 
-    return _Sample(
-        blocks=long.blocks,
-        first=line(short.first, long.first),
-        steady=line(short.steady, long.steady),
-        occupied=line(short.occupied, long.occupied),
-        ends=long.ends,
-        stalls={
-            name: {cause: line(short.stalls[name][cause], time) for cause, time in causes.items()}
-            for name, causes in long.stalls.items()
-        },
-    )
+def once(what: Iteration | Shape) -> Shape:
+    """A shape that does `what` once."""
+    return what if isinstance(what[0], Visit | Repeat) else (Visit(0, ((1, what),)),)
+
+
+def _near(shape: Shape, what: Iteration | Shape) -> Shape:
+    """The loop where a shape does `what` first with what is before and after it, if that is less than half of it."""
+    there = next(n for n, item in enumerate(shape) if _iterated((item,), what))
+    near = shape[max(0, there - 1) : there + 2]
+    return near if 2 * _length(near) < _length(shape) else shape
+
+
+def _length(shape: Shape) -> int:
+    """Iterations of all loops without loops inside."""
+    return sum(times * trips for times, visit in visits(shape) for trips, _ in visit.stretches)
+
+
+def _doubled(shape: Shape, what: Iteration | Shape) -> Shape:
+    """The shape with twice the iterations in cut runs of `what`."""
+    out: list[Visit | Repeat] = []
+    for item in shape:
+        if isinstance(item, Visit):
+            more = ((LONG if trips == LONG // 2 and work == what else trips, work) for trips, work in item.stretches)
+            out.append(Visit(item.part, tuple(more)))
+        elif item.body == what:
+            out.append(Repeat(2 * item.times, item.body))
+        else:
+            out.append(Repeat(item.times, _doubled(item.body, what)))
+    return tuple(out)
+
+
+def span(corners: Sequence[Sequence[int]], active: int, resident: int) -> Span:
+    """How long a block takes, by how many processors are busy and how many blocks share its own.
+
+    `corners` are the times with one processor and with all, each with one block there and with all.
+    """
+
+    def at(processors: int, each: int) -> float:
+        x = (processors - 1) / max(1, active - 1)
+        y = (each - 1) / max(1, resident - 1)
+        alone: float
+        shared: float
+        alone, shared = (few + (many - few) * x for few, many in zip(*corners, strict=True))
+        return alone + (shared - alone) * y
+
+    return at
 
 
 def deal_after(blocks: int, processors: int, ends: Sequence[int], step: int) -> Kinds:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from iosim.errors import InputError
 from iosim.interpreters.ledger import ledger
-from iosim.interpreters.model import Model, visits
+from iosim.interpreters.model import Model
+from iosim.interpreters.shapes import visits
 from iosim.interpreters.timeline import SHARED
 from iosim.memory.cache import DeviceTraffic, behind_caches
 from iosim.memory.onchip import Footprint, footprints

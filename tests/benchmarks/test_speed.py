@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import statistics
 import subprocess
 import sys
@@ -30,6 +31,13 @@ def process(*args: str) -> float:
     start = time.perf_counter()
     subprocess.run([sys.executable, *args], check=True, capture_output=True)
     return time.perf_counter() - start
+
+
+def cpu(*args: str) -> float:
+    """Seconds of processor time that a process takes."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    process(*args)
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
 
 
 def side_by_side(
@@ -67,6 +75,16 @@ def test_help_against_importing_click(benchmark: BenchmarkFixture, capsys: pytes
     what = "iosim --help / python -c 'import click'"
     ours, theirs = ("-m", "iosim", "--help"), ("-c", "import click")
     side_by_side(benchmark, capsys, what, lambda: process(*ours), lambda: process(*theirs), 3, runs=15)
+
+
+@pytest.mark.parametrize("flow", ["flash2", "flash3", "split-kv", "softmax-online", "flash-backward"])
+def test_a_million_tokens_and_a_thousand_heads_against_one_short_head(
+    flow: str, benchmark: BenchmarkFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = ("-m", "iosim", "run", "--d", "128", "--no-check", "--dataflow", flow)
+    large, small = ("--n", "1048576", "--heads", "128", "--kv-heads", "8", "--batch", "8"), ("--n", "4096")
+    what = f"processor time of {flow}, N = 1,048,576 and 1,024 heads / N = 4,096 and one head"
+    side_by_side(benchmark, capsys, what, lambda: cpu(*job, *large), lambda: cpu(*job, *small), 1.5, runs=3)
 
 
 HARD = """

@@ -17,7 +17,7 @@ from iosim.index import at
 from iosim.interpreters.blocks import unroll
 from iosim.interpreters.ledger import Ledger, ledger
 from iosim.interpreters.model import Model
-from iosim.interpreters.timeline import Fidelity, Script, Timeline, timeline
+from iosim.interpreters.timeline import Fidelity, Script, Timeline, families_of, once, timeline
 from iosim.memory.cache import DeviceTraffic, dram_flows
 from iosim.memory.onchip import CapacityError, footprints
 from iosim.pipeline import Segment
@@ -278,3 +278,18 @@ def test_blocks_of_a_class_do_the_same_in_every_iteration(case: Case) -> None:
                 unrolled += stay.work
                 unrolled.append("end")
             assert unrolled == seen[number]
+
+
+@given(cases(), st.sampled_from(((2, 2), (4, 2), (6, 4))))
+@settings(max_examples=20, deadline=None)
+def test_what_is_cut_off_long_runs_is_counted(case: Case, long: tuple[int, int]) -> None:
+    for kernel in case.program.kernels:
+        flows = tuple(f for f in case.device.flows if f.flow.kernel == kernel.name)
+        model = Model(kernel, case.schedule, case.hardware, flows)
+        shapes = [kind.shape for kind in model.classes]
+        families = families_of(shapes, *long)
+        assert sorted(n for family in families for n in family.members) == list(range(len(shapes)))
+        for family in families:
+            for member, lacks in zip(family.members, family.lacks.tolist(), strict=True):
+                parts = [(1, family.shape), *zip(lacks, map(once, family.what), strict=True)]
+                assert model.sum(parts) == model.totals(shapes[member])

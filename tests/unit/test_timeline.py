@@ -17,7 +17,7 @@ from iosim.errors import InputError
 from iosim.hardware import Hardware, load_hardware
 from iosim.interpreters.blocks import Stays, unroll
 from iosim.interpreters.ledger import ledger
-from iosim.interpreters.model import Shape
+from iosim.interpreters.shapes import Shape
 from iosim.interpreters.timeline import (
     Timeline,
     deal,
