@@ -81,7 +81,12 @@ class Outcome:
 
 
 def outcome(case: Case, schedule: Schedule | None = None) -> Outcome:
-    """What a case comes to, with a whole `schedule` where it is settled.
+    """What a case comes to, with a whole `schedule` where it is settled; raises as `run_case`."""
+    return _summary(run_case(case, schedule))
+
+
+def run_case(case: Case, schedule: Schedule | None = None) -> Run:
+    """The run of a case.
 
     Raises InputError where it cannot run, CapacityError (an InputError) where a block does not fit.
     """
@@ -92,7 +97,7 @@ def outcome(case: Case, schedule: Schedule | None = None) -> Outcome:
         require_uneven(case.given, [plan.program])
     else:
         plan = Plan(case.problem, case.machine, flow, schedule, "as given", flow(case.problem, schedule))
-    return _summary(evaluate(plan, case.fidelity, device=_traffic(plan, case.source)))
+    return evaluate(plan, case.fidelity, device=_traffic(plan, case.source))
 
 
 def attempt(job: tuple[Case, Schedule | None]) -> Outcome | str:

@@ -1,0 +1,69 @@
+"""Batches on a cluster: the same ones, sent to a Dask scheduler.
+
+Dask itself sends a batch to another worker when the one that had it is lost.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+from iosim.errors import InputError, IosimError
+from iosim.study.sweep.feed import Done, Feed
+from iosim.study.sweep.work import work
+
+AHEAD = 2  # batches that wait for each thread, so that none is idle while the answer to one travels
+_SECONDS = 30  # to reach the scheduler, and for a first worker to be there
+
+
+class ClusterError(IosimError):
+    """The cluster was lost (exit code 1)."""
+
+
+def on_cluster(feed: Feed, address: str) -> Iterator[Done]:
+    """All batches, on the workers of the scheduler at `address`, as they are done.
+
+    Raises InputError where it cannot be reached or has no workers, ClusterError where it is lost.
+    """
+    try:
+        from distributed import Client, as_completed
+        from distributed.scheduler import KilledWorker
+    except ImportError:
+        raise InputError("scheduler: needs the package distributed: pip install 'iosim[dask]'") from None
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what matters is raised
+    try:
+        client = Client(address, timeout=_SECONDS, set_as_default=False)
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"scheduler: {address!r} cannot be reached: {str(error).partition(chr(10))[0]}") from None
+    with client:
+        try:
+            client.wait_for_workers(1, timeout=_SECONDS)
+        except TimeoutError:
+            raise InputError(f"scheduler: {address} has no workers") from None
+        waiting: dict[str, Any] = {}
+        done = as_completed()
+        while True:
+            feed.workers = max(1, sum(client.nthreads().values()))
+            while len(waiting) < AHEAD * feed.workers and (batch := feed.take()) is not None:
+                future = client.submit(work, batch, key=f"iosim-{uuid4().hex}", pure=False)
+                waiting[future.key] = batch
+                done.add(future)
+            if not waiting:
+                return
+            future = next(done)
+            batch = waiting.pop(future.key)
+            error = future.exception()
+            if error is None:
+                answers, seconds = future.result()
+                feed.took(batch, seconds)
+                yield Done(batch, answers)
+            elif isinstance(error, KilledWorker):
+                yield Done(batch, None)
+            elif isinstance(error, IosimError):
+                raise error
+            elif isinstance(error, ImportError):
+                raise InputError(f"scheduler: its workers cannot import iosim: {error}")
+            else:
+                raise ClusterError(f"scheduler: {address}: {type(error).__name__}: {error}")
