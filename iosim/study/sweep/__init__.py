@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from time import monotonic
@@ -12,7 +12,7 @@ from iosim.study.run import Note
 from iosim.study.sweep.feed import Done, Feed
 from iosim.study.sweep.grid import Configuration, Grid
 from iosim.study.sweep.pool import here, in_processes
-from iosim.study.sweep.store import Answer, Store
+from iosim.study.sweep.store import Answer, Store, Stored
 from iosim.study.sweep.work import answer
 
 DIED = "the process that ran it died, twice; it may need more memory than there is"
@@ -50,13 +50,14 @@ def sweep(
     refused = [c for c in todo if c.job is None]
     store.add([answer(c) for c in refused])
     feed = Feed([c for c in todo if c.job is not None], lambda keys: _missing(store, keys, retry=retry))
-    start, done, failed = monotonic(), len(refused), len(refused)
+    start, first, done, failed = monotonic(), None, len(refused), len(refused)
     with closing(_backend(feed, workers, scheduler)) as batches:
         for answers in _answers(batches, feed):
             store.add(answers)
             done += len(answers)
             failed += sum(a.error is not None for a in answers)
-            note(_progress(done, len(todo) - feed.elsewhere, monotonic() - start))
+            first = first or (monotonic(), done)
+            note(_progress(done, len(todo) - feed.elsewhere, done - first[1], monotonic() - first[0]))
     return Swept(tuple(wanted), done, failed, len(wanted) - done, monotonic() - start)
 
 
@@ -64,7 +65,7 @@ def _missing(store: Store, keys: Sequence[str], *, retry: bool) -> set[str]:
     return set(keys) - store.known(keys, failed=not retry)
 
 
-def _backend(feed: Feed, workers: int | None, scheduler: str | None) -> Iterator[Done]:
+def _backend(feed: Feed, workers: int | None, scheduler: str | None) -> Generator[Done, None, None]:
     if scheduler is not None:
         from iosim.study.sweep.cluster import on_cluster
 
@@ -88,13 +89,13 @@ def _answers(batches: Iterator[Done], feed: Feed) -> Iterator[Sequence[Answer]]:
             feed.one_by_one(one.batch)
 
 
-def _progress(done: int, of: int, seconds: float) -> str:
-    """How far it is, how fast, and the time left."""
+def _progress(done: int, of: int, lately: int, seconds: float) -> str:
+    """How far it is, and how fast and how long from here: by what was done `lately`, in so many seconds."""
     from datetime import timedelta
 
-    rate = done / seconds if seconds > 0 else 0.0
-    left = f", {timedelta(seconds=round((of - done) / rate))} left" if rate else ""
-    return f"{done:,} of {of:,} configurations, {rate:.3g} a second{left}"
+    rate = lately / seconds if seconds > 0 else 0.0
+    left = f", {rate:.3g} a second, {timedelta(seconds=round((of - done) / rate))} left" if rate else ""
+    return f"{done:,} of {of:,} configurations{left}"
 
 
-__all__ = ["Configuration", "Grid", "Store", "Swept", "sweep"]
+__all__ = ["Configuration", "Grid", "Store", "Stored", "Swept", "sweep"]

@@ -6,7 +6,7 @@ Dask itself sends a batch to another worker when the one that had it is lost.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 from uuid import uuid4
 
@@ -22,7 +22,7 @@ class ClusterError(IosimError):
     """The cluster was lost (exit code 1)."""
 
 
-def on_cluster(feed: Feed, address: str) -> Iterator[Done]:
+def on_cluster(feed: Feed, address: str) -> Generator[Done, None, None]:
     """All batches, on the workers of the scheduler at `address`, as they are done.
 
     Raises InputError where it cannot be reached or has no workers, ClusterError where it is lost.
@@ -54,16 +54,16 @@ def on_cluster(feed: Feed, address: str) -> Iterator[Done]:
                 return
             future = next(done)
             batch = waiting.pop(future.key)
-            error = future.exception()
-            if error is None:
+            failure = future.exception()
+            if failure is None:
                 answers, seconds = future.result()
                 feed.took(batch, seconds)
                 yield Done(batch, answers)
-            elif isinstance(error, KilledWorker):
+            elif isinstance(failure, KilledWorker):
                 yield Done(batch, None)
-            elif isinstance(error, IosimError):
-                raise error
-            elif isinstance(error, ImportError):
-                raise InputError(f"scheduler: its workers cannot import iosim: {error}")
+            elif isinstance(failure, IosimError):
+                raise failure
+            elif isinstance(failure, ImportError):
+                raise InputError(f"scheduler: its workers cannot import iosim: {failure}")
             else:
-                raise ClusterError(f"scheduler: {address}: {type(error).__name__}: {error}")
+                raise ClusterError(f"scheduler: {address}: {type(failure).__name__}: {failure}")

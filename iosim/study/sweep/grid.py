@@ -264,9 +264,7 @@ def _grid(table: Mapping[str, Any]) -> Grid:
     names = {name: _names(name, table[name]) for name in LISTS if name in table}
     sources = sources_of(names.get("dataflow", []), names.get("kernel", []))
     axes = axes_of([f"{name}={_text(name, value)}" for name, value in table.items() if name not in LISTS], sources)
-    return grid_of(
-        _base(axes), sources, names.get("hw", []), given={}, axes=axes, fidelities=names.get("fidelity", [])
-    )
+    return grid_of(_base(axes), sources, names.get("hw", []), given={}, axes=axes, fidelities=names.get("fidelity", []))
 
 
 def _base(axes: Sequence[Axis]) -> Attention:
@@ -281,7 +279,9 @@ def _base(axes: Sequence[Axis]) -> Attention:
 def _names(name: str, value: Any) -> list[str]:
     found = value if isinstance(value, list) else [value]
     if not found or not all(isinstance(one, str) for one in found):
-        more = '; a field of the machine is written in quotes: "hw.sram.capacity_kib"' if isinstance(value, dict) else ""
+        more = (
+            '; a field of the machine is written in quotes: "hw.sram.capacity_kib"' if isinstance(value, dict) else ""
+        )
         raise InputError(f"{name}: is not a name or a list of names{more}")
     return found
 

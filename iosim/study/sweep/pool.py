@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
@@ -22,7 +22,7 @@ from iosim.study.sweep.work import Batch, work
 _GRACE = 5.0  # seconds that a process gets to end
 
 
-def here(feed: Feed) -> Iterator[Done]:
+def here(feed: Feed) -> Generator[Done, None, None]:
     """All batches in this process."""
     while (batch := feed.take()) is not None:
         answers, seconds = work(batch)
@@ -30,7 +30,7 @@ def here(feed: Feed) -> Iterator[Done]:
         yield Done(batch, answers)
 
 
-def in_processes(feed: Feed, count: int) -> Iterator[Done]:
+def in_processes(feed: Feed, count: int) -> Generator[Done, None, None]:
     """All batches, in `count` processes, as they are done."""
     feed.workers = count
     processes: dict[Connection, BaseProcess] = {}

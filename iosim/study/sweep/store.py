@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from iosim.errors import InputError, OutputError
@@ -46,6 +47,18 @@ class Stored:
     result: Mapping[str, Any] | None = field(hash=False)
     error: str | None
 
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """Sorts rows by what they are about: dataflow, machine, problem and schedule, numbers by size."""
+        i = self.inputs
+        parts = (i["problem"], i["machine"].get("values") or {}, i["schedule"])
+        values = ((name, _ordered(value)) for part in parts for name, value in sorted(part.items()))
+        return i["dataflow"]["name"], i["machine"]["name"], _ordered(i["problem"].get("n_q")), *values, self.key
+
+
+def _ordered(value: Any) -> tuple[int, float, str]:
+    return (0, value, "") if isinstance(value, int | float) else (1, 0, str(value))
+
 
 class Store:
     """An open store; a new file is made unless `new` is off.  To be closed, or used with `closing`.
@@ -74,7 +87,9 @@ class Store:
         if kind != KIND and (kind or tables):
             raise InputError(f"store: {self.path}: is a database, but not of iosim sweep")
         self._into_wal()
-        self.file.execute("PRAGMA synchronous = NORMAL")  # of a power cut the last results may not survive, the file does
+        self.file.execute(
+            "PRAGMA synchronous = NORMAL"
+        )  # of a power cut the last results may not survive, the file does
         if kind != KIND:
             self.file.execute("BEGIN IMMEDIATE")
             self.file.execute(TABLE)
@@ -104,6 +119,9 @@ class Store:
         except ValueError as error:  # a NUL in the name
             raise InputError(str(error) if isinstance(error, InputError) else f"store: {error}") from None
 
+    def _rows(self, ask: str, values: Sequence[str] = ()) -> list[Any]:
+        return self.file.execute(ask, values).fetchall()
+
     def known(self, keys: Sequence[str], *, failed: bool = True) -> set[str]:
         """Those of the keys that are there; those whose configuration `failed` only where asked for."""
         found: set[str] = set()
@@ -112,7 +130,7 @@ class Store:
             part = keys[start : start + ASKED]
             marks = ",".join("?" * len(part))
             ask = f"SELECT key FROM configuration WHERE key IN ({marks}){more}"  # noqa: S608 - marks are ours
-            found.update(key for (key,) in self._safely(lambda ask=ask, part=part: self.file.execute(ask, part).fetchall()))
+            found.update(key for (key,) in self._safely(partial(self._rows, ask, part)))
         return found
 
     def add(self, answers: Iterable[Answer]) -> None:
@@ -136,21 +154,18 @@ class Store:
         self._safely(write)
 
     def read(self, keys: Sequence[str] | None = None) -> Iterator[Stored]:
-        """The rows of these keys, in their order, or all rows in the order in which they came.
+        """The rows of these keys, in their order, or all rows by what they are about.
 
         Raises InputError for a row that iosim did not write.
         """
         if keys is None:
-            rows = self._safely(lambda: self.file.execute("SELECT * FROM configuration ORDER BY rowid").fetchall())
-            yield from (self._stored(*row) for row in rows)
+            rows = self._safely(partial(self._rows, "SELECT * FROM configuration"))
+            yield from sorted((self._stored(*row) for row in rows), key=lambda row: row.order)
             return
         for start in range(0, len(keys), ASKED):
             part = keys[start : start + ASKED]
             ask = f"SELECT * FROM configuration WHERE key IN ({','.join('?' * len(part))})"  # noqa: S608 - as above
-            found = {
-                row[0]: row
-                for row in self._safely(lambda ask=ask, part=part: self.file.execute(ask, part).fetchall())
-            }
+            found = {row[0]: row for row in self._safely(partial(self._rows, ask, part))}
             yield from (self._stored(*found[key]) for key in part if key in found)
 
     def _stored(self, key: str, inputs: str, result: str | None, error: str | None) -> Stored:

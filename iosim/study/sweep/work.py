@@ -70,7 +70,7 @@ def _prepare() -> None:
 
 
 def answer(c: Configuration) -> Answer:
-    """What one configuration comes to.  An error is an answer too, also one of ours (a bug), so that the rest goes on."""
+    """What one configuration comes to.  Errors are answers, bugs too, so that the rest goes on."""
     if c.job is None:
         return Answer(c.key, c.inputs, None, c.refused)
     try:
