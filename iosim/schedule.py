@@ -105,6 +105,7 @@ class Schedule:
     "element" counts for each element stored; "special" are special functions for each exp of a tile beyond its own;
     "latency" is how many cycles a warp alone takes from one instruction to its next.
     `dram_share` is what its pattern of addresses reaches of the bandwidth of DRAM.
+    Tiles named in `through_registers` come to SRAM by way of them: out of the L1 and into SRAM, which is one memory.
     `kernels` are fields that single kernels of the program have otherwise, by the kernel's name: see `of`.
     `separate` names elementwise work that a library runs as kernels of its own ("scale", "copy", "mask", "product").
     `band` is how many rows of tiles a product walks column by column before it goes to the next ones.
@@ -142,6 +143,7 @@ class Schedule:
     kernels: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
     separate: tuple[str, ...] = ()
     band: int = 1
+    through_registers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("block_q", "block_k", "block_d", "softmax_rows"):
@@ -165,6 +167,8 @@ class Schedule:
             require_int("stages", stage, 1, MAX_STAGES)
         if not 0 < self.dram_share <= 1:
             raise InputError(f"dram_share: {self.dram_share!r} is not above 0 and up to 1")
+        if not isinstance(self.through_registers, tuple):
+            raise InputError(f"through_registers: {self.through_registers!r} is not a tuple of names of tiles")
         for name in self.separate:
             if name not in SEPARATE:
                 hint = nearest(str(name), SEPARATE)

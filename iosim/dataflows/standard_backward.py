@@ -2,11 +2,12 @@
 
 What a library does without fusion, with dO the gradient of O:
 
-    dV = P^T dO    dP = dO V^T    dS = P * (dP - rowsum(dP * P))    dQ = scale * dS K    dK = scale * dS^T Q
+    dV = P^T dO    dP = dO V^T    dS = P * (dP - rowsum(dP * P))    dK = scale * dS^T Q    dQ = scale * dS K
 
 A library may run as kernels of their own ("product", "copy" and "scale" among the schedule's `separate`) the product
 P * dP before the softmax's gradient, which then reads it in place of dP; a copy of dK, which its product leaves
-transposed; and the scaling of dQ.
+transposed; and the scaling of dQ.  Kernels run in the order above, that of PyTorch, which takes the gradient of a
+product's second operand first; copies and scaling come last.
 
 P, dP and dS are N x N matrices in the data dtype, or in fp32 and cast for the products.  Key/value heads that several
 query heads share take the sum over these heads inside the product.  P is 0 where a mask hides a key, so that no mask is
@@ -59,6 +60,9 @@ def standard_backward(a: Attention, s: Schedule) -> Program:
         PdP = p.tensor("P dP", scores, kept, "scratch")
         elementwise(p, "product", PdP, (P, dP), lambda pr, dp: p.mul(pr, pr, dp))
     _softmax_gradient(p, a, s, P, PdP if product else dP, dS, product=product)
+    copied = "copy" in s.separate
+    strided = p.tensor("dK strided", like_k, a.dtype, "scratch") if copied else dK
+    _over_queries(p, a, s, strided, dS, Q, a.scale)
     own = s.of("dQ")
     bq, step, cols = own.block_q, own.block_d, min(own.block_k, a.d)
     scaled = "scale" in s.separate
@@ -73,9 +77,6 @@ def standard_backward(a: Attention, s: Schedule) -> Program:
             with p.phase("product"):
                 p.matmul(x, ds, k, add=True)
         p.store(made[b, h, rows(i, bq), rows(c, cols)], p.scale("out", x, by=1 if scaled else a.scale))
-    copied = "copy" in s.separate
-    strided = p.tensor("dK strided", like_k, a.dtype, "scratch") if copied else dK
-    _over_queries(p, a, s, strided, dS, Q, a.scale)
     if copied:
         elementwise(p, "copy", dK, (strided,), lambda x: p.cast("copied", x, a.dtype), STRIDED)
     if scaled:

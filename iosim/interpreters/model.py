@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 IN_STEP = 16  # blocks that load one tile, from which on the L2 merges what they ask for
 # Spilled registers, fitted to 43 tiles measured on an H200: stores and loads of each in a turn of the loop, and how
 # much of an L1 and of an L2 they can take.
-SPILL_TRIPS, L1_USABLE, L2_USABLE = 1.46, 0.7, 0.95
+SPILL_TRIPS, L1_USABLE, L2_USABLE = 1.46, 0.7, 0.5
 PIECES = 6  # where warp groups contend, a phase books its units in this many pieces, so that they interleave
 
 Lengths: TypeAlias = tuple[tuple[str, int], ...]  # (unit, ps)
@@ -322,20 +322,21 @@ class Model:
         return ceil(slots), ceil(scores * each.get("chain", 0))
 
     @cached_property
-    def spilled(self) -> tuple[int, int]:
-        """Bytes that spilled registers move in one turn of the loop with the scores, and the level that holds them: 0
-        for the L1, 1 for the L2, 2 for device memory.
+    def spilled(self) -> tuple[float, float, float]:
+        """Bytes that spilled registers move in one turn of the loop with the scores, by the level that serves them: L1,
+        L2, device memory.
 
         They live beyond the L1 when those of all resident blocks do not fit there: L1 caches that are read in turn keep
-        all or nothing.
+        all or nothing.  What the L2 cannot hold is served by DRAM.
         """
         each = self.schedule.spills * 4 * self.footprint.threads
         held = self.footprint.resident * each
         sram = self.hardware.sram
-        first = L1_USABLE * (sram.unified_bytes - self.footprint.resident * self.footprint.sram_bytes)
-        chip = held * (self.hardware.processors or 1)
+        if held <= L1_USABLE * (sram.unified_bytes - self.footprint.resident * self.footprint.sram_bytes):
+            return each * SPILL_TRIPS, 0.0, 0.0
         last = (self.hardware.l2.capacity_bytes or 0) if self.hardware.l2 is not None else 0
-        return round(each * SPILL_TRIPS), 0 if held <= first else 1 if chip <= L2_USABLE * last else 2
+        kept = min(1.0, L2_USABLE * last / (held * (self.hardware.processors or 1)))
+        return 0.0, each * SPILL_TRIPS * kept, each * SPILL_TRIPS * (1 - kept)
 
     @cached_property
     def _spilled(self) -> int:
@@ -348,8 +349,8 @@ class Model:
                 f"spills: {self.schedule.spills} spilled registers have no time on {self.hardware.name}, whose profile "
                 "lacks registers.spill_l1_bytes_per_clock, .spill_l2_bytes_per_clock or .spill_hbm_bytes_per_clock"
             )
-        each, level = self.spilled
-        return round(each * (self.hardware.sram.bandwidth or 0) / (rates[level] * (self.hardware.clock_hz or 1)))
+        clocks = sum(bytes_ / rate for bytes_, rate in zip(self.spilled, rates, strict=True))
+        return round(clocks * (self.hardware.sram.bandwidth or 0) / (self.hardware.clock_hz or 1))
 
     def special(self, nodes: Sequence[Compute]) -> int:
         """Special functions that the code of these nodes takes beyond its operations; see Schedule."""
@@ -536,9 +537,11 @@ class Model:
         return Transfer(view.tensor.name, direction, count, tuple(lengths.items()))
 
     def sram_passes(self, node: Load | Store) -> int:
-        """How often SRAM takes or gives what a load or store moves: a reduction passes through it."""
+        """How often SRAM takes or gives what a load or store moves: a reduction passes through it, and what comes by
+        way of registers passes the L1, which is the same memory.
+        """
         if self.places[node.tile.name] == "sram":
-            return 1
+            return 2 if isinstance(node, Load) and node.tile.name in self.schedule.through_registers else 1
         return 2 if isinstance(node, Store) and node.add else 0
 
     def latency(self, transfer: Transfer) -> int:

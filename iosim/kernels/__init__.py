@@ -137,6 +137,26 @@ class Kernel:
     def title(self) -> str:
         return self.file.title
 
+    def value(self, field: str) -> float:
+        """The number at a dotted field of the file, such as settings.cycles.softmax."""
+        found: Any = self.file.model_dump()
+        for key in field.split("."):
+            found = found[key]
+        return float(found)
+
+    def with_values(self, changes: Sequence[tuple[str, float]]) -> Kernel:
+        """The kernel with other numbers at some dotted fields of its file."""
+        if not changes:
+            return self
+        data = self.file.model_dump()
+        for field, value in changes:
+            *path, last = field.split(".")
+            table = data
+            for key in path:
+                table = table[key]
+            table[last] = value
+        return Kernel(_File.model_validate(data))
+
     def fields_for(self, a: Attention, processors: int | None, given: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of the schedule that its authors chose for problem `a`, under those that are `given`.
 

@@ -231,8 +231,8 @@ def _product_registers(model: Model, node: Compute, work: Mapping[str, int]) -> 
 
 
 def _spilled(model: Model) -> Counter[str]:
-    """Bytes of spilled registers in one turn of a loop, in the L1 and in every level up to the one that holds them."""
+    """Bytes of spilled registers in one turn of a loop, in the L1 and in every level up to the one that serves them."""
     if not model.schedule.spills:
         return Counter()
-    count, level = model.spilled
-    return Counter(dict.fromkeys(("sram_pj_per_byte", "l2_pj_per_byte", "hbm_pj_per_byte")[: level + 1], count))
+    near, l2, far = map(round, model.spilled)
+    return Counter(sram_pj_per_byte=near + l2 + far, l2_pj_per_byte=l2 + far, hbm_pj_per_byte=far)

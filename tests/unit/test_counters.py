@@ -131,7 +131,7 @@ def modelled(c: Call, found: list[Row], method: Method | None) -> list[tuple[str
         names = ("scores", "softmax", "output")
     elif c.impl == "standard":
         program = load_dataflow("standard-backward")(c.problem, Schedule(block_q=256, block_k=128, softmax_cols=c.n))
-        names = ("dV", "dP", "dS", "", "dQ", "dK")  # dS takes two kernels
+        names = ("dV", "dP", "dS", "", "dK", "dQ")  # dS takes two kernels
     elif c.direction == "bwd":
         block_q = 64 if c.impl == "flash2" and c.d == 128 else 128
         program = load_dataflow("flash-backward")(c.problem, Schedule(block_q=block_q, block_k=128))

@@ -25,7 +25,7 @@ from iosim.study.choose import choose
 from tests.dataflow_checks import assert_close, backward, forward, outputs
 
 H200 = load_hardware("h200-sxm")
-PRODUCTS = {"fwd": ("scores", "output"), "bwd": ("dV", "dP", "dQ", "dK")}
+PRODUCTS = {"fwd": ("scores", "output"), "bwd": ("dV", "dP", "dK", "dQ")}
 
 
 def table(name: str) -> list[dict[str, str]]:

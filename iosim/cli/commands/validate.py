@@ -17,9 +17,16 @@ from iosim.errors import InputError
 @click.option("--shape", metavar="N=V,...", help="Shape of all kernels of Nsight Compute's files: n=4096,d=128.")
 @click.option("--shapes", metavar="FILE", help="Shapes of Nsight Compute's kernels by ID.  [default: X.shapes.csv]")
 @click.option("--plot", metavar="FILE.png", help="Draw predicted against measured into this file.")
+@click.option("--cross", is_flag=True, help="Fit each constant again without parts of its rows, judge it on these.")
 @answer_options("iosim.validate/1", "measured number")
 def validate(
-    files: tuple[str, ...], hw: str | None, shape: str | None, shapes: str | None, plot: str | None, form: Form
+    files: tuple[str, ...],
+    hw: str | None,
+    shape: str | None,
+    shapes: str | None,
+    plot: str | None,
+    cross: bool,
+    form: Form,
 ) -> None:
     """Hold predictions against measured rows, and print the errors.
 
@@ -29,7 +36,11 @@ def validate(
     \b
     Example: iosim validate
              iosim validate mine.csv --hw h200-sxm
+             iosim validate --cross
     """
+    if cross:
+        _cross(files, any(option is not None for option in (hw, shape, shapes, plot)), form)
+        return
     if shape is not None and shapes is not None:
         raise InputError("--shape and --shapes: give one of them")
     if plot is not None:
@@ -50,4 +61,20 @@ def validate(
         found = hold(files, hardware=hw, shapes=given)
     if plot is not None:
         write(report.plot(found), plot, "--plot")
+    form.give(partial(report.render, found), partial(report.document, found), partial(report.as_csv, found))
+
+
+def _cross(paths: tuple[str, ...], more: bool, form: Form) -> None:
+    """The answer of --cross; it takes some minutes."""
+    if more:
+        raise InputError("--cross: takes files only: the constants are of one machine, and its table has no plot")
+    from pathlib import Path
+
+    from iosim.report import crossed as report
+    from iosim.study.validate.cross import cross_validate
+    from iosim.study.validate.readers import read
+
+    rows = [row for path in map(Path, paths) for row in read(path, ())] if paths else None
+    with progress() as note:
+        found = cross_validate(rows=rows, note=note)
     form.give(partial(report.render, found), partial(report.document, found), partial(report.as_csv, found))

@@ -128,7 +128,7 @@ KERNELS: tuple[tuple[str, str, str, str], ...] = (
     ("cutlass", "", "", ""),
 )
 GEMMS = ("nvjet", "gemm", "cutlass")
-GEMM_ROLES = {"forward": ("matmul S", "matmul O"), "backward": ("matmul dV", "matmul dP", "matmul dQ", "matmul dK")}
+GEMM_ROLES = {"forward": ("matmul S", "matmul O"), "backward": ("matmul dV", "matmul dP", "matmul dK", "matmul dQ")}
 
 
 def implementation(name: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeAlias
 
 from iosim.errors import InputError
 from iosim.hardware import Hardware
@@ -26,6 +26,8 @@ from iosim.program import Program
 from iosim.schedule import Schedule
 from iosim.study.choose import choose
 from iosim.study.validate.rows import Kernel, Row
+
+Changes: TypeAlias = tuple[tuple[str, float], ...]  # dotted fields of a kernel's file, and what they shall be
 
 # A row's kernel by its role, and the kernels of our program that it stands for; of several, which a call begins with,
 # its place in the call tells.
@@ -87,9 +89,9 @@ class NoModelError(Exception):
     """Why a row has no prediction."""
 
 
-def predicted_time(row: Row, machine: Hardware) -> float:
-    """Seconds of a row.  Raises NoModelError."""
-    done = modelled(row, machine)
+def predicted_time(row: Row, machine: Hardware, changes: Changes = ()) -> float:
+    """Seconds of a row; `changes` are fields of its kernel's file that differ.  Raises NoModelError."""
+    done = modelled(row, machine, changes)
     extra = float(conditions()[row.kind]["call_us"]) * 1e-6
     if row.kernel is None:
         return done.timeline.seconds + extra
@@ -123,7 +125,7 @@ def _kernel_of(row: Row, kernel: Kernel, program: Program) -> str:
     return found[nth]
 
 
-def modelled(row: Row, machine: Hardware) -> Modelled:
+def modelled(row: Row, machine: Hardware, changes: Changes = ()) -> Modelled:
     """The call that a row is about.  Raises NoModelError where no kernel stands for it or takes the shape."""
     condition = conditions()[row.kind]
     known = condition.get("kernels", {}) | condition.get("on", {}).get(row.machine, {})
@@ -137,13 +139,14 @@ def modelled(row: Row, machine: Hardware) -> Modelled:
     limit = conditions()[row.kind]["limit_w"]
     strided = row.direction == "backward" and bool(conditions()[row.kind]["strided"])
     power = machine.power and replace(machine.power, limit_w=limit)
+    kernel = load_kernel(name).with_values(changes)
     given = _tile(row)
-    if (parts := load_kernel(name).splits(row.problem, machine.processors)) > 1:
+    if (parts := kernel.splits(row.problem, machine.processors)) > 1:
         given += (("splits", parts),)
     if name in (known := conditions()[row.kind].get("separate", {})):
         given += (("separate", tuple(known[name])),)
     try:
-        return _call(name, _problem(row.problem), replace(machine, power=power), given, strided)
+        return _call(name, _problem(row.problem), replace(machine, power=power), given, strided, changes)
     except InputError as error:
         raise NoModelError(str(error)) from None
 
@@ -167,9 +170,11 @@ def _tile(row: Row) -> tuple[tuple[str, Any], ...]:
 
 
 @lru_cache(maxsize=64)
-def _call(name: str, a: Attention, machine: Hardware, tile: tuple[tuple[str, Any], ...], strided: bool) -> Modelled:
+def _call(
+    name: str, a: Attention, machine: Hardware, tile: tuple[tuple[str, Any], ...], strided: bool, changes: Changes
+) -> Modelled:
     given = dict(tile)
-    kernel = load_kernel(name)
+    kernel = load_kernel(name).with_values(changes)
     flow = kernel.dataflow(strided=strided)
     schedule, _ = choose(flow, a, machine, given)
     program = flow(a, schedule)
