@@ -78,8 +78,8 @@ def sweep(form: Form, file: str | None, store: str, export: str | None, **option
                     did = study(grids, kept, workers=options["workers"], scheduler=options["scheduler"],
                                 retry=options["retry"], note=note)  # fmt: skip
             except KeyboardInterrupt:
-                click.echo(f"iosim: what is done is kept in {store}; the same command runs the rest", err=True)
-                raise
+                click.echo(f"\niosim: what is done is kept in {store}; the same command runs the rest", err=True)
+                raise click.Abort from None
         rows = list(kept.read(None if did is None else did.keys))
     if export is not None and kind is not None:
         write(report.export(rows, kind), export, "--export")

@@ -50,6 +50,7 @@ def sweep(
     refused = [c for c in todo if c.job is None]
     store.add([answer(c) for c in refused])
     feed = Feed([c for c in todo if c.job is not None], lambda keys: _missing(store, keys, retry=retry))
+    note(f"{len(todo):,} configurations to run; starting workers")
     start, first, done, failed = monotonic(), None, len(refused), len(refused)
     with closing(_backend(feed, workers, scheduler)) as batches:
         for answers in _answers(batches, feed):

@@ -1,17 +1,20 @@
 """Batches on a cluster: the same ones, sent to a Dask scheduler.
 
-Dask itself sends a batch to another worker when the one that had it is lost.
+Dask itself sends a batch to another worker when the one that had it is lost.  The scheduler and the workers need this
+version of iosim; a dataflow's own file has to be at the same path there.
 """
 
 from __future__ import annotations
 
 import logging
+import pickle
 from collections.abc import Generator
 from typing import Any
 from uuid import uuid4
 
 from iosim.errors import InputError, IosimError
 from iosim.study.sweep.feed import Done, Feed
+from iosim.study.sweep.store import Answer
 from iosim.study.sweep.work import work
 
 AHEAD = 2  # batches that wait for each thread, so that none is idle while the answer to one travels
@@ -20,6 +23,11 @@ _SECONDS = 30  # to reach the scheduler, and for a first worker to be there
 
 class ClusterError(IosimError):
     """The cluster was lost (exit code 1)."""
+
+
+def unpacked(packed: bytes) -> tuple[tuple[Answer, ...], float]:
+    """`work` of a batch that is bytes on its way, so that the scheduler spends no time on what is in it."""
+    return work(pickle.loads(packed))  # noqa: S301 - our own, of the client that this worker serves
 
 
 def on_cluster(feed: Feed, address: str) -> Generator[Done, None, None]:
@@ -43,11 +51,11 @@ def on_cluster(feed: Feed, address: str) -> Generator[Done, None, None]:
         except TimeoutError:
             raise InputError(f"scheduler: {address} has no workers") from None
         waiting: dict[str, Any] = {}
-        done = as_completed()
+        done = as_completed(loop=client.loop)
         while True:
             feed.workers = max(1, sum(client.nthreads().values()))
             while len(waiting) < AHEAD * feed.workers and (batch := feed.take()) is not None:
-                future = client.submit(work, batch, key=f"iosim-{uuid4().hex}", pure=False)
+                future = client.submit(unpacked, pickle.dumps(batch), key=f"iosim-{uuid4().hex}", pure=False)
                 waiting[future.key] = batch
                 done.add(future)
             if not waiting:
@@ -63,7 +71,7 @@ def on_cluster(feed: Feed, address: str) -> Generator[Done, None, None]:
                 yield Done(batch, None)
             elif isinstance(failure, IosimError):
                 raise failure
-            elif isinstance(failure, ImportError):
-                raise InputError(f"scheduler: its workers cannot import iosim: {failure}")
+            elif isinstance(failure, ImportError | AttributeError) or "deserialization" in str(failure):
+                raise InputError(f"scheduler: {address} or its workers have no iosim, or another than this")
             else:
                 raise ClusterError(f"scheduler: {address}: {type(failure).__name__}: {failure}")
