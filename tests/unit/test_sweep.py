@@ -271,6 +271,9 @@ def test_batches_grow_to_half_a_second_of_work_and_shrink_at_the_end() -> None:
     assert max(sizes) == 50  # 0.5 s / 0.01 s
     assert sizes[-1] == 1
     assert sum(sizes) == 1000
+    feed = Feed(todo, set)
+    feed.batch_seconds, feed.seconds, feed.timed = 1e9, 1.0, 1  # as on a large cluster
+    assert len((feed.take() or pytest.fail("nothing")).configurations) == 256
 
 
 def test_a_process_that_dies_costs_its_batch_one_more_try(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,11 +13,12 @@ from typing import Any
 from uuid import uuid4
 
 from iosim.errors import InputError, IosimError
-from iosim.study.sweep.feed import Done, Feed
+from iosim.study.sweep.feed import BATCH_SECONDS, Done, Feed
 from iosim.study.sweep.store import Answer
 from iosim.study.sweep.work import work
 
 AHEAD = 2  # batches that wait for each thread, so that none is idle while the answer to one travels
+TASK_SECONDS = 0.01  # of the scheduler's one core for a task; see docs/cluster.md
 _SECONDS = 30  # to reach the scheduler, and for a first worker to be there
 
 
@@ -54,6 +55,7 @@ def on_cluster(feed: Feed, address: str) -> Generator[Done, None, None]:
         done = as_completed(loop=client.loop)
         while True:
             feed.workers = max(1, sum(client.nthreads().values()))
+            feed.batch_seconds = max(BATCH_SECONDS, TASK_SECONDS * feed.workers)
             while len(waiting) < AHEAD * feed.workers and (batch := feed.take()) is not None:
                 future = client.submit(unpacked, pickle.dumps(batch), key=f"iosim-{uuid4().hex}", pure=False)
                 waiting[future.key] = batch

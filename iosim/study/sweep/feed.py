@@ -37,6 +37,7 @@ class Feed:
         self.single: list[Configuration] = []
         self.missing = missing
         self.workers = 1
+        self.batch_seconds = BATCH_SECONDS
         self.seconds, self.timed = 0.0, 0
         self.elsewhere = 0
 
@@ -67,6 +68,6 @@ class Feed:
     def _size(self) -> int:
         if not self.timed:
             return 1
-        fitting = int(BATCH_SECONDS * self.timed / max(self.seconds, 1e-9))
+        fitting = int(self.batch_seconds * self.timed / max(self.seconds, 1e-9))
         fair = -(-len(self.left) // (2 * self.workers))  # the last batches shrink, so that workers end together
         return max(1, min(fitting, fair, MOST_IN_BATCH))
