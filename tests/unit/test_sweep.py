@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator
@@ -223,6 +224,16 @@ def test_answers_are_kept_all_or_none(store: Store) -> None:
     assert list(store.read()) == []
 
 
+def test_a_full_disk_is_said_and_what_was_kept_stays(store: Store) -> None:
+    first, second = grid("n=64,128").configurations()
+    store.add([Answer(first.key, first.inputs, "{}", None)])
+    (pages,) = store.file.execute("PRAGMA page_count").fetchone()
+    store.file.execute(f"PRAGMA max_page_count = {pages}")  # SQLite's own stand-in for a full disk
+    with pytest.raises(OutputError, match="database or disk is full"):
+        store.add([Answer(second.key, second.inputs, "x" * 10**6, None)])
+    assert [row.key for row in store.read()] == [first.key]
+
+
 def test_a_file_that_is_no_store_is_refused_and_left_alone(tmp_path: Path) -> None:
     foreign = tmp_path / "foreign.db"
     with closing(sqlite3.connect(foreign)) as file:
@@ -236,6 +247,8 @@ def test_a_file_that_is_no_store_is_refused_and_left_alone(tmp_path: Path) -> No
         assert path.read_bytes() == before
     with pytest.raises(InputError, match="no such file"):
         Store(str(tmp_path / "none.db"), new=False)
+    with pytest.raises(InputError, match="the file name is empty"):
+        Store("")
     with pytest.raises(OutputError, match="unable to open"):
         Store(str(tmp_path / "none" / "sweep.db"))
 
@@ -294,13 +307,20 @@ def test_a_process_that_dies_costs_its_batch_one_more_try(store: Store, monkeypa
     assert [r.error for r in store.read()] == [DIED, None]
 
 
+def test_processes_that_cannot_start_end_the_sweep(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_serve", os._exit)  # called with the pipe, which is no exit code: the process fails
+    with pytest.raises(pool.PoolError, match=r"ended before it had started \(exit code 1\); --workers 0 runs"):
+        sweep([grid(**TILE)], store, workers=1)
+    assert list(store.read()) == []
+
+
 def test_a_worker_with_another_iosim_or_another_file_refuses(tmp_path: Path) -> None:
     batch = work.Batch.of(list(grid(**TILE).configurations()))
     with pytest.raises(InputError, match=r"its workers have iosim .*, this is 99"):
         work.work(replace(batch, version="99"))
     with pytest.raises(InputError, match="its workers have another flash2"):
         work.work(replace(batch, contents={Source(): "0" * 64}))
-    with pytest.raises(InputError, match=r"its workers lack .*none\.py"):
+    with pytest.raises(InputError, match=r"its workers say: dataflow: .*none\.py is not a file"):
         work.work(replace(batch, contents={Source(dataflow=str(tmp_path / "none.py")): "0" * 64}))
 
 

@@ -2,6 +2,7 @@
 
 A key is the SHA-256 of all that a result depends on, as canonical JSON: the problem, the fields of the schedule that
 are settled, the dataflow's name and what its files say, the machine's name and profile hash, fidelity, iosim's version.
+A change of iosim's own code is seen by its version alone.
 """
 
 from __future__ import annotations
@@ -155,17 +156,18 @@ def _read(source: Source) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def content_hash(source: Source) -> str:
-    """SHA-256 of the files that a dataflow or kernel is made of: its own, or all that ship, as these share code."""
+    """SHA-256 of the files that a dataflow or kernel is made of: a user's own, and all that ship, which share code."""
     import iosim.dataflows
     import iosim.kernels
 
-    if source.dataflow.endswith(".py") or source.kernel.endswith(".toml"):
-        files = [Path(source.kernel or source.dataflow)]
-    elif source.kernel or source.load().write.__module__.startswith("iosim."):
-        folders = [iosim.dataflows.__file__, *([iosim.kernels.__file__] if source.kernel else [])]
-        files = [f for folder in folders for kind in ("*.py", "*.toml") for f in sorted(Path(folder).parent.glob(kind))]
-    else:  # of another package
-        files = [Path(source.load().write.__code__.co_filename)]
+    folders = [iosim.dataflows.__file__, *([iosim.kernels.__file__] if source.kernel else [])]
+    files = [f for folder in folders for kind in ("*.py", "*.toml") for f in sorted(Path(folder).parent.glob(kind))]
+    if "/" in source.kernel or source.kernel.endswith(".toml"):
+        files.append(Path(source.kernel))
+    elif not source.kernel and not source.load().write.__module__.startswith(
+        "iosim."
+    ):  # a user's, or another package's
+        files.append(Path(source.load().write.__code__.co_filename))
     found = hashlib.sha256()
     for file in files:
         found.update(hashlib.sha256(file.read_bytes().replace(b"\r\n", b"\n")).digest())

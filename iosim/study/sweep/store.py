@@ -68,9 +68,11 @@ class Store:
 
     def __init__(self, path: str, *, new: bool = True) -> None:
         self.path = path
+        if not path:
+            raise InputError("store: the file name is empty")
         if not new and not os.path.isfile(path):
             raise InputError(f"store: {path}: {'is no plain file' if os.path.exists(path) else 'no such file'}")
-        self.file = self._safely(lambda: sqlite3.connect(path, timeout=PATIENCE, isolation_level=None))
+        self.file = self._safely(lambda: sqlite3.connect(os.path.abspath(path), timeout=PATIENCE, isolation_level=None))
         try:
             self._safely(self._prepare)
         except BaseException:
@@ -82,15 +84,14 @@ class Store:
         self.file.close()
 
     def _prepare(self) -> None:
+        (tables,) = self.file.execute("SELECT count(*) FROM sqlite_master").fetchone()  # first: others may make them
         (kind,) = self.file.execute("PRAGMA application_id").fetchone()
-        (tables,) = self.file.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if kind != KIND and (kind or tables):
             raise InputError(f"store: {self.path}: is a database, but not of iosim sweep")
-        self._into_wal()
-        self.file.execute(
-            "PRAGMA synchronous = NORMAL"
-        )  # of a power cut the last results may not survive, the file does
+        # In a power cut the last results may be lost, the file not; kill -9 loses nothing that was written.
+        self.file.execute("PRAGMA synchronous = NORMAL")
         if kind != KIND:
+            self._into_wal()  # which the file remembers
             self.file.execute("BEGIN IMMEDIATE")
             self.file.execute(TABLE)
             self.file.execute(f"PRAGMA application_id = {KIND}")

@@ -50,8 +50,8 @@ def work(batch: Batch) -> tuple[tuple[Answer, ...], float]:
         for source, content in batch.contents.items():
             try:
                 same = content_hash(source) == content
-            except OSError as error:
-                raise InputError(f"scheduler: its workers lack {error.filename}") from None
+            except (OSError, InputError) as error:
+                raise InputError(f"scheduler: its workers say: {error}") from None
             if not same:
                 raise InputError(f"scheduler: its workers have another {source.kernel or source.dataflow}")
         start = perf_counter()
