@@ -22,7 +22,7 @@ def pareto(form: Form, store: str, hw: tuple[str, ...], plot: str | None) -> Non
     machine whose fields were varied counts as one.
 
     \b
-    Example: iosim sweep -n 4096 -d 128 --vary block_q=64,128 --vary block_k=32..128:x2
+    Example: iosim sweep -n 4096 -d 128 --vary block_q=64,128 --vary stages=1,2
              iosim pareto sweep.db --plot front.png
     """
     kind = None if plot is None else require_image(plot)
