@@ -21,7 +21,7 @@ from tests.conftest import Iosim
 from tests.model_configs import written
 
 GPU = ("calibrate", "measure")  # they write a file that is asked for, and need a GPU
-NO_DOCUMENT = (*GPU, "completion", "trace")
+NO_DOCUMENT = (*GPU, "completion", "trace", "report all")
 HEAVY = ("numpy", "pandas", "matplotlib", "pydantic", "rich", "simpy", "ml_dtypes", "scipy", "torch")
 FILE = re.compile(r"\.(toml|csv|json|npz|safetensors|py|png|svg|html)$")
 

@@ -276,7 +276,8 @@ def test_the_ledger_is_what_a_walk_over_every_block_counts(
     name: str, a: Attention, s: Schedule, window: int | None, splits: int, softmax: str
 ) -> None:
     a, s = replace(a, window=window), replace(s, splits=splits, softmax=softmax)
-    assert_agrees(load_dataflow(name)(a, s), no_gaps=True)
+    runs = name == "flash1" and splits > 1  # a run of query tiles is taken to begin at its first
+    assert_agrees(load_dataflow(name)(a, s), no_gaps=not runs)
 
 
 INDICES = ("g", "i", "j", "k")  # two grid axes, two nested loops

@@ -18,7 +18,7 @@ from iosim.cli.output import CheckError, Form, answer_options, progress
 @click.option("--strict", is_flag=True, help="Warnings make the check fail too.")
 @answer_options("iosim.check/1", "check")
 def check(form: Form, margin: float, strict: bool, **options: Any) -> None:
-    """Check a schedule: SRAM, tile, buffers, copies, registers, tail.
+    """Hold a schedule against a checklist of good kernels.
 
     Each line of the checklist passes, warns or fails, with its number, its threshold and a remedy that was computed.
     Exit code 1 where one fails. What is not given of the schedule is chosen as in iosim run.

@@ -40,7 +40,7 @@ def sensitivity(form: Form, field: tuple[str, ...], plot: str | None, **options:
 
     \b
     Example: iosim sensitivity -n 1024 -d 64
-             iosim sensitivity -n 2048 -d 128 --hw h200-sxm --field exp.ops --field vector.lanes
+             iosim sensitivity -n 2048 -d 128 --hw h200-sxm --field exp.ops
     """
     kind = None if plot is None else require_image(plot)
     from iosim.report import sensitivity as report

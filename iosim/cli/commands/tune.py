@@ -48,7 +48,7 @@ def _stages(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> t
 @click.option("--emit", metavar="KIND", help="Print only a list: triton (of triton.Config), json (of schedules).")
 @answer_options("iosim.tune/1", "candidate")
 def tune(form: Form, **options: Any) -> None:
-    """Search tiles, stages, warp groups and staging for the fastest.
+    """Search tiles, stages and warp groups for the fastest.
 
     Candidates that break a rule of the machine are counted by rule; the others are ranked by their predicted time. It
     says why the best wins over the next one and over the default. The guide's 10 % margin of SRAM is the default;

@@ -53,8 +53,8 @@ def whatif(form: Form, vary: tuple[str, ...], rechoose: bool, plot: str | None, 
     \b
     Example: iosim whatif -n 4096 -d 128 --block-k 64 --vary stages=1,2,3
              iosim whatif -n 4096 -d 128 --vary hw.sram.capacity_kib=128,192,256
-             iosim whatif -n 2048 -d 64 --vary block_k=32..128:x2 --vary stages=1,2
-             iosim whatif -d 128 --vary n=1024..4096:x2 --set hw.copy.asynchronous=off
+             iosim whatif -n 2048 -d 64 --vary block_k=32..128:x2
+             iosim whatif -d 64 --vary n=512,2048 --set hw.copy.asynchronous=no
     """
     kind, settings = None if plot is None else require_image(plot), options.pop("set")
     from iosim.report import whatif as report

@@ -28,7 +28,7 @@ def io(
 
     \b
     Example: iosim report io
-             iosim report io -n 1024,4096 -d 64 --dataflow standard --dataflow flash2 --hw h200-sxm
+             iosim report io -n 1024,4096 -d 64 --hw h200-sxm
     """
 
     def make(note: Note) -> Section:

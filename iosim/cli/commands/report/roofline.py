@@ -29,7 +29,7 @@ def roofline(
 
     \b
     Example: iosim report roofline
-             iosim report roofline -n 8192 -d 64 --causal --hw mp31 --hw h200-sxm --plot roofline.svg
+             iosim report roofline -n 8192 --hw h200-sxm --plot roof.svg
     """
 
     def make(note: Note) -> Section:

@@ -28,7 +28,7 @@ def trend(
 
     \b
     Example: iosim report trend
-             iosim report trend -n 512,2048,4096,16384 -H 1 --hw mp31 --hw h200-sxm --plot trend.png
+             iosim report trend -n 512,4096 -H 1 --hw mp31 --hw h200-sxm
     """
 
     def make(note: Note) -> Section:
