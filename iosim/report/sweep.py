@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import iosim
 from iosim.errors import InputError
-from iosim.report.layout import csv_text, draw, paragraph, table
+from iosim.problem import Attention
+from iosim.report.layout import WIDTH, csv_text, draw, paragraph, table
 from iosim.report.words import count, duration, kib, size
 from iosim.study.sweep import Stored, Swept
 
 SCHEMA = "iosim.sweep/1"
 SHOWN = 40  # rows of the table
 HASHES = ("iosim", "profile_hash", "dataflow_hash")
+NUMBERS = ("time", "DRAM", "SRAM")
+GAP = 3  # between columns
 ERRORS = 5  # reasons that are told
 
 
@@ -59,20 +63,33 @@ def _table(rows: Sequence[Stored]) -> str:
     inputs = [input_row(row) for row in rows]
     every = [name for name in dict.fromkeys(n for row in inputs for n in row) if name not in HASHES]
     names = [name for name in every if len({r.get(name) for r in inputs}) > 1]
-    if {"n_q", "n_k"} <= {*names} and all(r["n_q"] == r["n_k"] for r in inputs):
-        names.remove("n_k")
-    words = sum(name in ("hardware", "dataflow") for name in names)  # these come first
-    drawn = table(*(_heading(name) for name in names), "time", "DRAM", "SRAM", left=words)
+    for name, of in (("n_k", "n_q"), ("d_v", "d"), ("kv_heads", "heads")):
+        if name in names and all(row[name] == row[of] for row in inputs):
+            names.remove(name)
+    given = [[_cell(row.get(name)) for name in names] for row in inputs]
     reasons = list(dict.fromkeys(str(row.error) for row in rows if row.error is not None))
-    for row, given in zip(rows, inputs, strict=True):
-        drawn.add_row(
-            *("-" if (v := given.get(name)) is None else _shown(v) for name in names), *_numbers(row, reasons)
-        )
+    numbers = [_numbers(row, reasons) for row in rows]
+    heads = [_heading(name) for name in names]
+    words = sum(name in ("hardware", "dataflow") for name in names)  # these come first
+    columns = zip(
+        *([*heads, *NUMBERS], *([*cells, *of] for cells, of in zip(given, numbers, strict=True))), strict=True
+    )
+    if sum(max(map(len, column)) + GAP for column in columns) - GAP > WIDTH:
+        given = [[", ".join(f"{head} {cell}" for head, cell in zip(heads, cells, strict=True) if cell != "-")]
+                 for cells in given]  # fmt: skip
+        heads, words = ["configuration"], 1
+    drawn = table(*heads, *NUMBERS, left=words)
+    for cells, of in zip(given, numbers, strict=True):
+        drawn.add_row(*cells, *of)
     return draw(drawn)
 
 
 def _heading(name: str) -> str:
     return name.removeprefix("schedule_").replace("n_q", "n").replace("_", " ")
+
+
+def _cell(value: Any) -> str:
+    return "-" if value is None else _shown(value)
 
 
 def _shown(value: Any) -> str:
@@ -94,8 +111,9 @@ def input_row(row: Stored) -> dict[str, Any]:
     """What a row is about: flat."""
     i, given = row.inputs, {f"schedule_{name}": _plain(value) for name, value in row.inputs["schedule"].items()}
     machine = i["machine"]
+    problem = {f.name: i["problem"][f.name] for f in fields(Attention) if f.name in i["problem"]}  # in their order
     values = {f"hw.{name}": value for name, value in machine.get("values", {}).items()}
-    return {"hardware": machine["name"], "dataflow": i["dataflow"]["name"], **i["problem"], **values,
+    return {"hardware": machine["name"], "dataflow": i["dataflow"]["name"], **problem, **values,
             "fidelity": i.get("fidelity"), **given, "iosim": i.get("iosim"), "profile_hash": machine.get("hash"),
             "dataflow_hash": i["dataflow"].get("hash")}  # fmt: skip
 

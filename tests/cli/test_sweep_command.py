@@ -74,6 +74,15 @@ def test_a_sweep_of_a_file(iosim: Iosim, tmp_path: Path) -> None:
     assert "2 configurations: 2 run now" in " ".join(answer.out.split())
 
 
+def test_a_table_with_many_fields_says_them_in_words(iosim: Iosim, tmp_path: Path) -> None:
+    vary = [f"--vary={text}" for text in ("n=64,128", "d=16,32", "causal=yes,no", "heads=1,2", "stages=1,2")]
+    answer = iosim("sweep", *vary, "--hw", "mp31", "--hw", "mp22", "--workers", "0", "--store", str(tmp_path / "s.db"))
+    assert answer.code == 0, answer.err
+    assert "…" not in answer.out
+    assert "\nhardware mp31, n 64, d 16," in answer.out
+    assert max(map(len, answer.out.splitlines())) <= 80
+
+
 def test_pareto_in_words_json_csv_and_a_plot(iosim: Iosim, store: str, tmp_path: Path) -> None:
     plot = tmp_path / "front.png"
     answer = iosim("pareto", store, "--plot", str(plot))
