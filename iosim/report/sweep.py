@@ -63,8 +63,8 @@ def _table(rows: Sequence[Stored]) -> str:
     inputs = [input_row(row) for row in rows]
     every = [name for name in dict.fromkeys(n for row in inputs for n in row) if name not in HASHES]
     names = [name for name in every if len({r.get(name) for r in inputs}) > 1]
-    for name, of in (("n_k", "n_q"), ("d_v", "d"), ("kv_heads", "heads")):
-        if name in names and all(row[name] == row[of] for row in inputs):
+    for name, same in (("n_k", "n_q"), ("d_v", "d"), ("kv_heads", "heads")):
+        if name in names and all(row[name] == row[same] for row in inputs):
             names.remove(name)
     given = [[_cell(row.get(name)) for name in names] for row in inputs]
     reasons = list(dict.fromkeys(str(row.error) for row in rows if row.error is not None))
