@@ -16,10 +16,10 @@ from iosim.cli.output import Form, answer_options, progress, require_image, writ
 @click.option("--plot", metavar="FILE.png|FILE.svg", help="Draw the fronts into this file.")
 @answer_options("iosim.pareto/1", "configuration")
 def pareto(form: Form, store: str, hw: tuple[str, ...], plot: str | None) -> None:
-    """Show the best of a sweep: no other is as good in time, SRAM and DRAM traffic.
+    """Show the configurations of a sweep that no other beats.
 
-    STORE is a file of iosim sweep.  Dataflows and schedules for the same problem on the same machine are compared; a
-    machine whose fields were varied counts as one.
+    No other is as good in time, SRAM and DRAM traffic.  STORE is a file of iosim sweep.  Dataflows and
+    schedules for the same problem on the same machine are compared; a machine whose fields were varied counts as one.
 
     \b
     Example: iosim sweep -n 4096 -d 128 --vary block_q=64,128 --vary stages=1,2

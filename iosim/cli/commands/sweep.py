@@ -40,11 +40,11 @@ _OWN = ("store", "export", "workers", "scheduler", "retry", "form", "as_json", "
 @click.option("--scheduler", metavar="tcp://HOST:PORT", help="A Dask scheduler, whose workers run it instead.")
 @answer_options("iosim.sweep/1", "configuration")
 def sweep(form: Form, file: str | None, store: str, export: str | None, **options: Any) -> None:
-    """Run every combination of problems, machines, dataflows and schedules.
+    """Run a grid of configurations, and keep the results.
 
-    Results go into the store as they come.  The same command again runs only what is missing there, also after Ctrl-C
-    or a crash; several sweeps may write to one store at once.  A configuration that cannot run is kept with the reason.
-    Without a problem and without FILE.toml, the rows of the store are shown or exported.
+    Every combination of problems, machines, dataflows and schedules is run.  Results go into the store as
+    they come.  The same command again runs only what is missing there, also after Ctrl-C or a crash; several sweeps may
+    write to one store at once.  A configuration that cannot run is kept with the reason.  Without a problem and without FILE.toml, the rows of the store are shown or exported.
 
     \b
     Example: iosim sweep -d 128 --vary n=1024..8192:x2 --vary block_q=64,128
