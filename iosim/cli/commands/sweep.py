@@ -44,7 +44,8 @@ def sweep(form: Form, file: str | None, store: str, export: str | None, **option
 
     Every combination of problems, machines, dataflows and schedules is run.  Results go into the store as
     they come.  The same command again runs only what is missing there, also after Ctrl-C or a crash; several sweeps may
-    write to one store at once.  A configuration that cannot run is kept with the reason.  Without a problem and without FILE.toml, the rows of the store are shown or exported.
+    write to one store at once.  A configuration that cannot run is kept with the reason.  Without a problem
+    and without FILE.toml, the rows of the store are shown or exported.
 
     \b
     Example: iosim sweep -d 128 --vary n=1024..8192:x2 --vary block_q=64,128
