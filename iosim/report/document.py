@@ -10,11 +10,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import iosim
-from iosim.dataflows import Dataflow
 from iosim.hardware import Hardware
 from iosim.report.interval import interval_columns, interval_fields
-from iosim.schedule import Schedule
-from iosim.study.run import Comparison, Run
+from iosim.study.run import Comparison, Run, chosen_fields
 
 if TYPE_CHECKING:
     from iosim.check.given import Inputs
@@ -133,13 +131,6 @@ def _alive(r: Run) -> dict[str, Any]:
 def schedule_fields(r: Run) -> dict[str, Any]:
     """The choices that this run's dataflow reads, and those that every timeline reads."""
     return chosen_fields(r.dataflow, r.schedule)
-
-
-def chosen_fields(flow: Dataflow, schedule: Schedule) -> dict[str, Any]:
-    """The fields of a schedule that a dataflow reads, and those that every timeline reads."""
-    whole = schedule.as_dict()
-    names = [*flow.uses, "stages", "groups"]
-    return {name: whole[name] for name in names} | {name: whole[name] for name in ("place", "orders") if whole[name]}
 
 
 def _traffic(r: Run) -> dict[str, int | str]:

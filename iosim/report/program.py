@@ -7,8 +7,7 @@ from typing import Any
 
 import iosim
 from iosim.program import show
-from iosim.report.document import chosen_fields
-from iosim.study.run import Plan
+from iosim.study.run import Plan, chosen_fields
 
 SCHEMA = "iosim.show/1"
 

@@ -17,7 +17,7 @@ from iosim.interpreters.timeline import SHARED
 from iosim.memory.cache import DeviceTraffic, behind_caches
 from iosim.memory.onchip import Footprint, footprints
 from iosim.parallel import cores
-from iosim.problem import Attention
+from iosim.program import Program
 from iosim.schedule import Schedule
 from iosim.study.run import (
     Note,
@@ -29,7 +29,7 @@ from iosim.study.run import (
     require_uneven,
     resident_on,
 )
-from iosim.study.vary import Case, Source
+from iosim.study.vary import Case
 
 if TYPE_CHECKING:
     from iosim.hardware import Hardware
@@ -82,7 +82,12 @@ class Outcome:
 
 
 def outcome(case: Case, schedule: Schedule | None = None) -> Outcome:
-    """What a case comes to, with a whole `schedule` where it is settled.
+    """What a case comes to, with a whole `schedule` where it is settled; raises as `run_case`."""
+    return _summary(run_case(case, schedule))
+
+
+def run_case(case: Case, schedule: Schedule | None = None) -> Run:
+    """The run of a case.
 
     Raises InputError where it cannot run, CapacityError (an InputError) where a block does not fit.
     """
@@ -93,7 +98,7 @@ def outcome(case: Case, schedule: Schedule | None = None) -> Outcome:
         require_uneven(case.given, [plan.program])
     else:
         plan = Plan(case.problem, case.machine, flow, schedule, "as given", flow(case.problem, schedule))
-    return _summary(evaluate(plan, case.fidelity, device=_traffic(plan, case.source)))
+    return evaluate(plan, case.fidelity, device=_traffic(plan))
 
 
 def attempt(job: tuple[Case, Schedule | None]) -> Outcome | str:
@@ -138,7 +143,7 @@ def spread(call: Callable[[T], R], jobs: Sequence[T], note: Note, what: str, eac
 # ---------------------------------------------------------------- one run
 
 
-def _traffic(plan: Plan, source: Source) -> DeviceTraffic:
+def _traffic(plan: Plan) -> DeviceTraffic:
     """What passes the caches: the same for variants that differ in what it does not depend on."""
     last = plan.machine.caches[0] if plan.machine.caches else None
     prints = footprints(plan.program, plan.schedule, plan.machine)
@@ -147,8 +152,20 @@ def _traffic(plan: Plan, source: Source) -> DeviceTraffic:
         raise InputError(bad.complaint(plan.machine))
     resident = resident_on(plan.machine, prints)
     cache = (None, None) if last is None else (last.capacity_bytes, last.partitions)
-    key = cache, tuple(resident.items())
-    return _behind(source, plan.problem, plan.schedule, key, _Machine(plan.machine))
+    return _behind(_Same(plan.program), plan.schedule, (cache, tuple(resident.items())), _Machine(plan.machine))
+
+
+class _Same:
+    """One program itself: what is found of it names its own nodes."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.program is other.program
+
+    def __hash__(self) -> int:
+        return id(self.program)
 
 
 class _Machine:
@@ -166,13 +183,9 @@ class _Machine:
 
 @lru_cache(maxsize=32)
 def _behind(
-    source: Source,
-    problem: Attention,
-    schedule: Schedule,
-    key: tuple[tuple[int | None, int | None], Items],
-    machine: _Machine,
+    of: _Same, schedule: Schedule, key: tuple[tuple[int | None, int | None], Items], machine: _Machine
 ) -> DeviceTraffic:
-    program = source.load()(problem, schedule)
+    program = of.program
     multicast = {kernel.name: schedule.of(kernel.name).multicast for kernel in program.kernels}
     return behind_caches(program, ledger(program), machine.machine, dict(key[1]), schedule.descending, multicast)
 

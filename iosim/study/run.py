@@ -405,6 +405,13 @@ def _backward_of(flow: Dataflow) -> Dataflow:
     return found
 
 
+def chosen_fields(flow: Dataflow, schedule: Schedule) -> dict[str, Any]:
+    """The fields of a schedule that a dataflow reads, and those that every timeline reads."""
+    whole = schedule.as_dict()
+    names = [*flow.uses, "stages", "groups"]
+    return {name: whole[name] for name in names} | {name: whole[name] for name in ("place", "orders") if whole[name]}
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What is to be run: a program, and the choices that made it."""
