@@ -166,6 +166,31 @@ def timeline(
     return Timeline(fidelity, tuple(kernels), moved, made, recordings)
 
 
+def kernel_at_its_clock(
+    kernel: Kernel,
+    hardware: Hardware,
+    at: Callable[[Hardware], Model],
+    samples: Samples | None = None,
+    long: int = LONG,
+) -> tuple[KernelTime, Mapping[tuple[str, str], int]]:
+    """The time of a kernel in the fidelity `fair`, and the bytes that its blocks ask for, by (tensor, direction).
+
+    `at` makes its model for a machine at a clock; a body like that of `kernel` is what it runs.  `samples` keeps what
+    was simulated for further kernels with the same phases and tiles, one and the same `long`: see LONG.
+    """
+
+    def run(machine: Hardware) -> _Run:
+        model = at(machine)
+        fair = _Fair(model, long)
+        if samples is not None:
+            key = (machine.clock_hz, model.schedule.persistent, model.footprint.resident, len(fair.alike) > 1)
+            fair.known = samples.setdefault(key, fair.known)
+        return fair.run()
+
+    done = _at_its_clock(kernel, hardware, run)
+    return done.time, done.moved
+
+
 def _at_its_clock(kernel: Kernel, hardware: Hardware, at: Callable[[Hardware], _Run]) -> _Run:
     """The run of a kernel at the clock that it can hold.
 
@@ -413,6 +438,9 @@ class _Chip:
 Kinds: TypeAlias = tuple[tuple[int, int], ...]  # (processors, resident blocks of each)
 Profile: TypeAlias = tuple[object, ...]  # of a shape, see `profile`
 Span: TypeAlias = Callable[[int, int], float]  # ps by busy processors, blocks on one
+_Asked: TypeAlias = tuple[Shape, Kinds, int, bool]
+# By clock, persistence, resident blocks and whether several classes run: samples are alike only where these are.
+Samples: TypeAlias = "dict[tuple[int | None, bool, int, bool], dict[_Asked, _Sample]]"
 _Placed: TypeAlias = "tuple[list[tuple[_Sample, int]], int, int]"  # samples with their blocks, makespan, occupied time
 
 
@@ -436,10 +464,11 @@ class _Sample:
 class _Fair:
     """One processor of each kind, at its fair share of the memory."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, long: int = LONG) -> None:
         self.model = model
+        self.long = long
         self.count = model.hardware.processors or 0
-        self.known: dict[tuple[Shape, Kinds, int, bool], _Sample] = {}
+        self.known: dict[_Asked, _Sample] = {}
 
     def run(self) -> _Run:
         kernel = self.model.kernel
@@ -563,7 +592,7 @@ class _Fair:
         """
         key = (shape, kinds, rounds, fresh)
         if key not in self.known:
-            if (longest := longest_run(shape)) is None:
+            if (longest := longest_run(shape, self.long)) is None:
                 found = self.simulate(shape, kinds, rounds, fresh)
             else:
                 what, trips = longest
@@ -736,25 +765,25 @@ def summary(
     )
 
 
-def runs(shape: Shape, times: int = 1) -> Iterator[tuple[int, int, Iteration | Shape, int]]:
+def runs(shape: Shape, times: int = 1, long: int = LONG) -> Iterator[tuple[int, int, Iteration | Shape, int]]:
     """All runs of alike iterations: trips, how many `fair` simulates, what each does, how often the run comes."""
     for item in shape:
         if isinstance(item, Visit):
-            yield from ((trips, LONG, work, times) for trips, work in item.stretches)
+            yield from ((trips, long, work, times) for trips, work in item.stretches)
         else:
             yield item.times, LONG_OUTER, item.body, times
-            yield from runs(item.body, times * item.times)
+            yield from runs(item.body, times * item.times, long)
 
 
-def longest_run(shape: Shape) -> tuple[Iteration | Shape, int] | None:
+def longest_run(shape: Shape, long: int = LONG) -> tuple[Iteration | Shape, int] | None:
     """What the iterations of the longest run do, and how many are enough; None where all runs are short enough.
 
     Loops without loops inside come first: that makes iterations around them alike that differ in their trips only.
     """
-    long = [(enough, trips, what) for trips, enough, what, _ in runs(shape) if trips > enough]
-    if not long:
+    most = [(enough, trips, what) for trips, enough, what, _ in runs(shape, long=long) if trips > enough]
+    if not most:
         return None
-    enough, _, what = max(long, key=lambda run: run[:2])
+    enough, _, what = max(most, key=lambda run: run[:2])
     return what, enough
 
 

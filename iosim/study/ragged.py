@@ -1,0 +1,379 @@
+"""Sequences of different lengths in one launch: their blocks share a grid, and none crosses a sequence.
+
+Q, K, V and O are packed: the rows of sequence 2 follow those of sequence 1, and nothing is padded.  The tile language
+has no tables to look a sequence up in, so each sequence has a program of its own, by an ordinary dataflow, and the
+blocks of all of them are one grid (iosim/interpreters/shared_grid.py).  What is modelled so:
+
+- one tile for the whole launch, as one kernel has; the rule takes it for the longest queries, as many as there are;
+- a sequence with one query has the query heads of a K/V head as the rows of its tile, as FlashAttention-2 has it;
+- split-kv cuts the keys of each sequence by a rule, `split_counts`; one more launch combines the parts of those cut;
+- no two sequences share data, so each stands behind an L2 of its own, by the closed form;
+- K and V may be a cache in pages, see Cache.
+
+    engine = Engine(Attention(n_q=1, d=128, heads=32, kv_heads=8), load_hardware("h200-sxm"))
+    engine.step([Lengths(1, 4096), Lengths(1, 777), Lengths(512, 512)]).seconds
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from iosim.dataflows import Dataflow, load_dataflow
+from iosim.dataflows.split_rules import flash2_splits
+from iosim.dtypes import dtype
+from iosim.errors import InputError, nearest
+from iosim.hardware import Hardware
+from iosim.index import cdiv
+from iosim.interpreters.ledger import Ledger, ledger
+from iosim.interpreters.shared_grid import Known, Launch, LaunchTime, Member, launch_time
+from iosim.interpreters.timeline import LONG, Timeline
+from iosim.memory.cache import USABLE, DeviceTraffic, dram_flows
+from iosim.memory.onchip import footprints
+from iosim.problem import MAX_N, Attention, require_int
+from iosim.program import Program
+from iosim.schedule import MAX_SPLITS, Schedule
+from iosim.study.run import fields_of, plan_of, require_formats, require_read
+
+DATAFLOWS = ("flash2", "split-kv")
+RULES = ("balanced", "flash2", "none")
+MOST_SEQUENCES = 65_536
+MOST_SPLITS = 128  # by a rule: results are combined one after another
+MAX_PAGE = 4096
+LONG_KEYS = 1024  # more change no tile
+ENTRY_BYTES = 4  # of a page in a block table
+
+
+class Lengths(NamedTuple):
+    """Queries and keys of one sequence; with a causal mask its last query sees all keys."""
+
+    q: int
+    k: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cache:
+    """K and V in pages of `page` tokens, of which a block table names those of a sequence, 4 bytes each.
+
+    `shared` tokens are the same first ones of all sequences, in the same pages.
+    """
+
+    page: int = 16
+    shared: int = 0
+
+    def __post_init__(self) -> None:
+        require_int("page", self.page, 1, MAX_PAGE)
+        require_int("shared_prefix", self.shared, 0, MAX_N)
+
+
+@dataclass(frozen=True, slots=True)
+class OneClass:
+    """Alike sequences: the program of one of them, and what it moves."""
+
+    problem: Attention
+    program: Program
+    ledger: Ledger
+    device: DeviceTraffic
+    members: tuple[Member, ...]  # a kernel each
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one launch of sequences does (two where keys are split and their parts combined).
+
+    `splits` are those of each sequence.  Bytes are of all sequences; `table_bytes` are what blocks read of the block
+    table, in none of the others.  `saved_bytes` are reads of a shared prefix that the L2 gives, taken off
+    `dram_read_bytes`.  `launch` is the one with the keys.
+    """
+
+    sequences: tuple[Lengths, ...]
+    splits: tuple[int, ...]
+    schedule: Schedule
+    timeline: Timeline
+    launch: LaunchTime
+    hbm_read_bytes: int
+    hbm_write_bytes: int
+    dram_read_bytes: int
+    dram_write_bytes: int
+    extra_bytes: int
+    table_bytes: int
+    saved_bytes: int
+    flops: int
+    executed_flops: int
+
+    @property
+    def seconds(self) -> float:
+        """Predicted time."""
+        return self.timeline.seconds
+
+    @property
+    def bound(self) -> str:
+        """The unit that is busy for the largest share, or "launch"."""
+        return self.timeline.bound
+
+    @property
+    def queries(self) -> int:
+        """Tokens that this computes the attention of."""
+        return sum(s.q for s in self.sequences)
+
+    @property
+    def dram_bytes(self) -> int:
+        """Both ways."""
+        return self.dram_read_bytes + self.dram_write_bytes
+
+    @property
+    def tail_share(self) -> float:
+        """Of the processors' time in the launch with the keys: what they have no block in."""
+        time = self.launch.time
+        unit = time.units["issue"]
+        return unit.stalls_ps["tail"] / (unit.instances * time.makespan_ps)
+
+
+@dataclass(eq=False)
+class Engine:
+    """Steps of sequences on one machine, all with one head layout and mask: those of `shape`, whose n do not count.
+
+    `given` are fields of the schedule; what is left is chosen for each step.  `rule` says how split-kv cuts keys.
+    What has been computed is kept, so that steps that repeat cost little.  `long`: see Known.
+    """
+
+    shape: Attention
+    hardware: Hardware
+    dataflow: str = "split-kv"
+    given: Mapping[str, Any] = field(default_factory=dict)
+    rule: str = "balanced"
+    cache: Cache | None = None
+    long: int = LONG
+    _classes: dict[tuple[Lengths, Schedule], OneClass] = field(default_factory=dict, init=False, repr=False)
+    _known: dict[Schedule, Known] = field(default_factory=dict, init=False, repr=False)
+    _schedules: dict[Attention, Schedule] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.dataflow not in DATAFLOWS:
+            hint = nearest(self.dataflow, DATAFLOWS)
+            raise InputError(f"dataflow: {self.dataflow!r} is not one of {', '.join(DATAFLOWS)}, which run sequences "
+                             f"of different lengths{hint}")  # fmt: skip
+        if self.rule not in RULES:
+            raise InputError(f"split_rule: {self.rule!r} is not one of {', '.join(RULES)}{nearest(self.rule, RULES)}")
+        if missing := self.hardware.missing_for_time():
+            raise InputError(f"hw: {self.hardware.name}: no time without {', '.join(missing)}, which its profile lacks")
+        self.given = fields_of(self.given)
+        require_read({k: v for k, v in self.given.items() if k not in ("grid_order", "persistent")}, (self.flow,))
+        require_formats(self.shape, self.hardware, self.flow)
+
+    @cached_property
+    def flow(self) -> Dataflow:
+        """The dataflow of every sequence."""
+        return load_dataflow(self.dataflow)
+
+    def problem(self, s: Lengths) -> Attention:
+        """The problem of one sequence.
+
+        One query sees all keys, or the last of its window; the query heads of a K/V head are then rows of one tile.
+        """
+        if s.q > 1:
+            return replace(self.shape, n_q=s.q, n_k=s.k, batch=1)
+        seen = s.k if self.shape.window is None else min(s.k, self.shape.window)
+        rows, heads = self.shape.group, self.shape.kv_heads
+        return replace(self.shape, n_q=rows, n_k=seen, batch=1, heads=heads, causal=False, window=None)
+
+    def schedule(self, sequences: Sequence[Lengths]) -> Schedule:
+        """The tile, by the general rule for the longest queries and keys and about as many rows in all."""
+        times = Counter(sequences)
+        problems = {s: self.problem(s) for s in times}
+        rows = sum(problems[s].n_q * n for s, n in times.items())
+        tall = max(problems.values(), key=lambda a: (a.n_q, a.n_k))
+        n_q = 1 << (tall.n_q - 1).bit_length()  # steps that differ little have one tile
+        n_k = max(n_q, min(LONG_KEYS, max(a.n_k for a in problems.values())))
+        alike = replace(tall, n_q=n_q, n_k=n_k, batch=max(1, min(MOST_SEQUENCES, round(rows / n_q))))
+        if alike not in self._schedules:
+            given = {**self.given, "splits": 1} if self.dataflow == "split-kv" else self.given
+            made = plan_of(alike, self.hardware, self.flow, given).schedule
+            plain = {name: getattr(Schedule(block_q=1, block_k=1), name) for name in ("softmax_rows", "softmax_cols", "block_d")}
+            self._schedules[alike] = replace(made, **plain)
+        return self._schedules[alike]
+
+    def step(self, sequences: Sequence[Lengths]) -> Step:
+        """What a launch of these sequences does; raises InputError for none, too many, or a length out of range."""
+        sequences = tuple(sequences)
+        if not 1 <= len(sequences) <= MOST_SEQUENCES:
+            raise InputError(f"lengths: {len(sequences)} sequences; 1 to {MOST_SEQUENCES} are allowed")
+        for s in set(sequences):
+            require_lengths(s, causal=self.shape.causal)
+        schedule = self.schedule(sequences)
+        splits = self.splits(sequences, schedule)
+        parts = [self.one(s, replace(schedule, splits=n)) for s, n in zip(sequences, splits, strict=True)]
+        return self._timed(sequences, splits, self._entering(schedule), parts)
+
+    def one(self, s: Lengths, schedule: Schedule) -> OneClass:
+        """The class of a sequence, its keys split as the schedule says."""
+        key = s, schedule
+        if key not in self._classes:
+            problem = self.problem(s)
+            program = self.flow(problem, schedule)
+            counted = ledger(program)
+            resident = {n: f.resident * (self.hardware.processors or 1) for n, f in self.prints(program, schedule)}
+            last = self.hardware.caches[0] if self.hardware.caches else None
+            device = dram_flows(
+                program, counted, None if last is None else last.capacity_bytes, resident, method="closed form",
+                partitions=1 if last is None else last.partitions or 1,
+            )  # fmt: skip
+            members = tuple(
+                Member(kernel, tuple(f for f in device.flows if f.flow.kernel == kernel.name))
+                for kernel in program.kernels
+            )
+            self._classes[key] = OneClass(problem, program, counted, device, members)
+        return self._classes[key]
+
+    def prints(self, program: Program, schedule: Schedule) -> Any:
+        """Footprints of a program by kernel, as pairs."""
+        return footprints(program, schedule, self.hardware).items()
+
+    def splits(self, sequences: Sequence[Lengths], schedule: Schedule) -> tuple[int, ...]:
+        """Into how many runs the keys of each sequence are cut."""
+        if self.dataflow != "split-kv" or ("splits" not in self.given and self.rule == "none"):
+            return (1,) * len(sequences)
+        problems = {s: self.problem(s) for s in set(sequences)}
+        each = {
+            s: (a.kv_heads * a.group * cdiv(a.n_q, schedule.block_q), cdiv(a.n_k, schedule.block_k))
+            for s, a in problems.items()
+        }
+        blocks, tiles = zip(*(each[s] for s in sequences), strict=True)
+        if "splits" in self.given:
+            counts = [min(self.given["splits"], n) for n in tiles]
+        elif self.rule == "flash2":
+            longest = max(problems.values(), key=lambda a: (a.n_q, a.n_k))
+            one = flash2_splits(replace(longest, n_k=max(a.n_k for a in problems.values()), batch=len(sequences)),
+                                self.hardware.processors or 1)  # fmt: skip
+            counts = [min(one, n) for n in tiles]
+        else:
+            a = max(problems.values(), key=lambda a: a.n_k)
+            two = replace(schedule, splits=2)
+            resident = min(f.resident for _, f in self.prints(self.flow(a, two), two))
+            counts = split_counts(blocks, tiles, max(1, resident) * (self.hardware.processors or 1))
+        return tuple(cdiv(n, cdiv(n, count)) for n, count in zip(tiles, counts, strict=True))  # none without a key
+
+    def _entering(self, schedule: Schedule) -> Schedule:
+        """With a block table a block knows where its keys are one access to it later."""
+        if self.cache is None:
+            return schedule
+        h = self.hardware
+        level = h.l2.latency_ps if h.l2 is not None else h.hbm.latency_ps
+        wait = round((h.copy.latency_ps + (level or 0)) * (h.clock_hz or 0) / 10**12)
+        return replace(schedule, cycles={"enter": wait})
+
+    def _timed(
+        self, sequences: tuple[Lengths, ...], splits: tuple[int, ...], schedule: Schedule, parts: Sequence[OneClass]
+    ) -> Step:
+        known = self._known.setdefault(schedule, Known(long=self.long))
+        first = Launch("attention", tuple(part.members[0] for part in parts))
+        saved, first = self._shared(sequences, parts, first)
+        launches = [launch_time(first, schedule, self.hardware, known)]
+        if cut := tuple(part.members[1] for part in parts if len(part.members) > 1):
+            plain = replace(schedule, cycles={}, persistent=False)
+            own = self._known.setdefault(replace(plain, splits=2), Known(long=self.long))
+            launches.append(launch_time(Launch("combine", cut), plain, self.hardware, own))
+        moved = Counter[tuple[str, str]]()
+        for launch in launches:
+            moved.update(launch.moved)
+        times = Counter(map(id, parts))
+        each = [(part, times[key]) for key, part in {id(part): part for part in parts}.items()]
+        return Step(
+            sequences, splits, schedule,
+            Timeline("fair", tuple(launch.time for launch in launches), dict(moved)),
+            launches[0],
+            hbm_read_bytes=sum(n * p.ledger.hbm_read_bytes for p, n in each),
+            hbm_write_bytes=sum(n * p.ledger.hbm_write_bytes for p, n in each),
+            dram_read_bytes=sum(n * p.device.dram_read_bytes for p, n in each) - saved,
+            dram_write_bytes=sum(n * p.device.dram_write_bytes for p, n in each),
+            extra_bytes=sum(n * p.ledger.extra_bytes for p, n in each),
+            table_bytes=self._table_bytes(sequences, schedule),
+            saved_bytes=saved,
+            flops=sum(n * p.problem.flops for p, n in each),
+            executed_flops=sum(n * p.ledger.executed_flops for p, n in each),
+        )  # fmt: skip
+
+    def _table_bytes(self, sequences: Sequence[Lengths], schedule: Schedule) -> int:
+        """Each query tile of each head walks the entries of its pages once, in however many runs."""
+        if self.cache is None:
+            return 0
+        total = 0
+        for s, times in Counter(sequences).items():
+            a = self.problem(s)
+            total += times * a.heads * cdiv(a.n_q, schedule.block_q) * cdiv(a.n_k, self.cache.page)
+        return ENTRY_BYTES * total
+
+    def _shared(
+        self, sequences: Sequence[Lengths], parts: Sequence[OneClass], launch: Launch
+    ) -> tuple[int, Launch]:
+        """DRAM bytes that a shared prefix saves, and the launch without them.
+
+        Its blocks read the prefix at about one time.  Where the L2 has room for its K and V, all but one sequence find
+        them there; where it has not, none does.
+        """
+        if self.cache is None or not self.cache.shared or len(sequences) < 2 or self.hardware.l2 is None:
+            return 0, launch
+        a, size = self.shape, dtype(self.shape.dtype).bytes
+        token = a.kv_heads * (a.d + a.d_v) * size
+        if self.cache.shared * token > USABLE * (self.hardware.l2.capacity_bytes or 0):
+            return 0, launch
+        saved, members, seen, longest = 0, [], set(), max(s.k for s in sequences)
+        for s, part, member in zip(sequences, parts, launch.sequences, strict=True):
+            if s.k == longest and not seen:  # one reads it for all
+                seen.add(s)
+                members.append(member)
+                continue
+            asked = sum(f.dram_read_bytes for f in member.flows if f.flow.tensor in ("K", "V"))
+            gone = asked * min(self.cache.shared, part.problem.n_k) // part.problem.n_k
+            saved += gone
+            members.append(self._lighter(member, asked, gone))
+        return saved, Launch(launch.name, tuple(members))
+
+    def _lighter(self, member: Member, asked: int, gone: int) -> Member:
+        """A member whose K and V come from DRAM but for `gone` of `asked` bytes."""
+        key = member, gone
+        if key not in self._light:
+            flows = tuple(
+                replace(f, dram_read_bytes=f.dram_read_bytes * (asked - gone) // asked)
+                if f.flow.tensor in ("K", "V") and asked
+                else f
+                for f in member.flows
+            )
+            self._light[key] = Member(member.kernel, flows)
+        return self._light[key]
+
+    @cached_property
+    def _light(self) -> dict[tuple[Member, int], Member]:
+        return {}
+
+
+def require_lengths(s: Lengths, *, causal: bool) -> None:
+    """Raise InputError for lengths out of range; a causal mask needs a key for every query."""
+    for value in s:
+        require_int("lengths", value, 1, MAX_N)
+    if causal and s.k < s.q:
+        raise InputError(f"lengths: {s.q}:{s.k} has fewer keys than queries, and with a causal mask some see none")
+
+
+def split_counts(blocks: Sequence[int], tiles: Sequence[int], slots: int) -> list[int]:
+    """Splits of each sequence: the smallest run of key tiles, one length for all, with which all blocks have a slot.
+
+    `blocks` are those of a sequence with its keys whole, `tiles` its key tiles.  1 where no run does it.  FlashInfer's
+    scheduler searches the same way (PrefillBinarySearchKVChunkSize, scheduler.cuh).
+    """
+    each = Counter(zip(blocks, tiles, strict=True))
+    longest = max(tiles)
+
+    def needed(run: int) -> int:
+        return sum(times * b * cdiv(t, run) for (b, t), times in each.items())
+
+    low, high = cdiv(longest, min(MOST_SPLITS, MAX_SPLITS)), longest
+    if needed(high) > slots:
+        return [1] * len(tiles)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if needed(middle) <= slots else (middle + 1, high)
+    return [cdiv(t, low) for t in tiles]
