@@ -130,11 +130,12 @@ def model_of(launch: Launch, schedule: Schedule, machine: Hardware, known: Known
     """The model of a launch; raises CapacityError for a block that does not fit, InputError for unlike bodies."""
     first = launch.sequences[0].kernel
     bandwidth = _bandwidth(launch, schedule, machine)
+    own = replace(schedule, grid_order="natural")  # a member is one sequence; the launch has the order
 
     def model(member: Member) -> Model:
-        key = member, schedule, machine.clock_hz, bandwidth
+        key = member, own, machine.clock_hz, bandwidth
         if key not in known.models:
-            known.models[key] = OneSequence(member.kernel, schedule, machine, member.flows, bandwidth)
+            known.models[key] = OneSequence(member.kernel, own, machine, member.flows, bandwidth)
         return known.models[key]
 
     models = {member: model(member) for member in launch.members}

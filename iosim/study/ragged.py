@@ -16,12 +16,14 @@ blocks of all of them are one grid (iosim/interpreters/shared_grid.py).  What is
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from iosim.check import Check, check_all
 from iosim.dataflows import Dataflow, load_dataflow
 from iosim.dataflows.split_rules import flash2_splits
 from iosim.dtypes import dtype
@@ -30,13 +32,13 @@ from iosim.hardware import Hardware
 from iosim.index import cdiv
 from iosim.interpreters.ledger import Ledger, ledger
 from iosim.interpreters.shared_grid import Known, Launch, LaunchTime, Member, launch_time
-from iosim.interpreters.timeline import LONG, Timeline
+from iosim.interpreters.timeline import Timeline
 from iosim.memory.cache import USABLE, DeviceTraffic, dram_flows
 from iosim.memory.onchip import footprints
 from iosim.problem import MAX_N, Attention, require_int
 from iosim.program import Program
-from iosim.schedule import MAX_SPLITS, Schedule
-from iosim.study.run import fields_of, plan_of, require_formats, require_read
+from iosim.schedule import GRID_ORDERS, MAX_SPLITS, Schedule
+from iosim.study.run import Note, fields_of, plan_of, require_formats, require_read
 
 DATAFLOWS = ("flash2", "split-kv")
 RULES = ("balanced", "flash2", "none")
@@ -44,6 +46,8 @@ MOST_SEQUENCES = 65_536
 MOST_SPLITS = 128  # by a rule: results are combined one after another
 MAX_PAGE = 4096
 LONG_KEYS = 1024  # more change no tile
+CHECKED = 8  # classes of sequences whose numbers are checked
+MOST_FILE_BYTES = 2**22
 ENTRY_BYTES = 4  # of a page in a block table
 
 
@@ -146,12 +150,14 @@ class Engine:
     given: Mapping[str, Any] = field(default_factory=dict)
     rule: str = "balanced"
     cache: Cache | None = None
-    long: int = LONG
+    long: int = 16
     _classes: dict[tuple[Lengths, Schedule], OneClass] = field(default_factory=dict, init=False, repr=False)
     _known: dict[Schedule, Known] = field(default_factory=dict, init=False, repr=False)
     _schedules: dict[Attention, Schedule] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        if self.shape.lse or self.shape.causal_align != "bottom-right":
+            raise InputError("lengths: the log-sum-exp is not written, and the last query sees all keys")
         if self.dataflow not in DATAFLOWS:
             hint = nearest(self.dataflow, DATAFLOWS)
             raise InputError(f"dataflow: {self.dataflow!r} is not one of {', '.join(DATAFLOWS)}, which run sequences "
@@ -161,7 +167,9 @@ class Engine:
         if missing := self.hardware.missing_for_time():
             raise InputError(f"hw: {self.hardware.name}: no time without {', '.join(missing)}, which its profile lacks")
         self.given = fields_of(self.given)
-        require_read({k: v for k, v in self.given.items() if k not in ("grid_order", "persistent")}, (self.flow,))
+        if "grid_order" in self.given:
+            raise InputError("grid_order: sequences are timed in each order, so it is not given")
+        require_read(self.given, (self.flow,))
         require_formats(self.shape, self.hardware, self.flow)
 
     @cached_property
@@ -196,8 +204,11 @@ class Engine:
             self._schedules[alike] = replace(made, **plain)
         return self._schedules[alike]
 
-    def step(self, sequences: Sequence[Lengths]) -> Step:
-        """What a launch of these sequences does; raises InputError for none, too many, or a length out of range."""
+    def step(self, sequences: Sequence[Lengths], order: str = "natural", *, persistent: bool = False) -> Step:
+        """What a launch of these sequences does, its blocks in an `order`: see Schedule.
+
+        Raises InputError for no sequence, too many, or a length out of range.
+        """
         sequences = tuple(sequences)
         if not 1 <= len(sequences) <= MOST_SEQUENCES:
             raise InputError(f"lengths: {len(sequences)} sequences; 1 to {MOST_SEQUENCES} are allowed")
@@ -206,7 +217,8 @@ class Engine:
         schedule = self.schedule(sequences)
         splits = self.splits(sequences, schedule)
         parts = [self.one(s, replace(schedule, splits=n)) for s, n in zip(sequences, splits, strict=True)]
-        return self._timed(sequences, splits, self._entering(schedule), parts)
+        timed = replace(self._entering(schedule), grid_order=order, persistent=persistent)
+        return self._timed(sequences, splits, timed, parts)
 
     def one(self, s: Lengths, schedule: Schedule) -> OneClass:
         """The class of a sequence, its keys split as the schedule says."""
@@ -268,12 +280,12 @@ class Engine:
     def _timed(
         self, sequences: tuple[Lengths, ...], splits: tuple[int, ...], schedule: Schedule, parts: Sequence[OneClass]
     ) -> Step:
-        known = self._known.setdefault(schedule, Known(long=self.long))
+        known = self._known.setdefault(replace(schedule, grid_order="natural"), Known(long=self.long))
         first = Launch("attention", tuple(part.members[0] for part in parts))
         saved, first = self._shared(sequences, parts, first)
         launches = [launch_time(first, schedule, self.hardware, known)]
         if cut := tuple(part.members[1] for part in parts if len(part.members) > 1):
-            plain = replace(schedule, cycles={}, persistent=False)
+            plain = replace(schedule, cycles={}, persistent=False, grid_order="natural")
             own = self._known.setdefault(replace(plain, splits=2), Known(long=self.long))
             launches.append(launch_time(Launch("combine", cut), plain, self.hardware, own))
         moved = Counter[tuple[str, str]]()
@@ -348,6 +360,94 @@ class Engine:
     @cached_property
     def _light(self) -> dict[tuple[Member, int], Member]:
         return {}
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """One batch of sequences: as it is given, in other orders, and padded to the longest.
+
+    `orders` has the same launch by (order of the blocks, whether the grid is persistent); `padded` is all sequences as
+    long as the longest queries and keys.  `checks` are those of one sequence of each class that was checked.
+    """
+
+    engine: Engine
+    step: Step
+    orders: Mapping[tuple[str, bool], Step]
+    padded: Step
+    checks: Mapping[Lengths, Check]
+
+    @property
+    def shape(self) -> Attention:
+        """Heads, head dimension, dtype and mask of all sequences."""
+        return self.engine.shape
+
+    @property
+    def best(self) -> tuple[str, bool]:
+        """The order that takes least time."""
+        return min(self.orders, key=lambda key: self.orders[key].seconds)
+
+    def rows(self, step: Step) -> tuple[int, int]:
+        """Query rows and key rows of all sequences of a step, packed."""
+        return sum(s.q for s in step.sequences), sum(s.k for s in step.sequences)
+
+
+def ragged(
+    engine: Engine, sequences: Sequence[Lengths], *, check: bool = True, seed: int = 0, note: Note = lambda _: None
+) -> Ragged:
+    """Study one batch; `check` compares a sequence of each class with float64, the longest CHECKED ones at most."""
+    note(f"{len(sequences)} sequences in one launch")
+    orders = {}
+    for order in GRID_ORDERS:
+        for persistent in (False, True):
+            note(f"blocks in the order {order}{', persistent' if persistent else ''}")
+            orders[order, persistent] = engine.step(sequences, order, persistent=persistent)
+    step = orders[GRID_ORDERS[0], False]
+    note("the same padded to the longest")
+    longest = Lengths(max(s.q for s in sequences), max(max(s) for s in sequences))
+    padded = engine.step([longest] * len(sequences))
+    checks = {}
+    if check:
+        splits = dict(zip(step.sequences, step.splits, strict=True))
+        for s in sorted(splits, key=lambda s: s.q * s.k, reverse=True)[:CHECKED]:
+            note(f"numeric check of {s.q:,} queries on {s.k:,} keys (--no-check leaves it out)")
+            one = engine.one(s, replace(step.schedule, splits=splits[s], grid_order="natural", cycles={}))
+            checks[s] = check_all(one.problem, [one.program], seed=seed)[0]
+    return Ragged(engine, step, orders, padded, checks)
+
+
+def lengths_of(text: str) -> tuple[Lengths, ...]:
+    """Sequences of "512,4096,1:777", or of the file of that name with the same on its lines (# begins a comment).
+
+    A number is as many queries as keys, q:k are queries and keys.  Raises InputError with the place of what is wrong.
+    """
+    where, lines = "lengths", [(0, text)]
+    if not set(text) <= set("0123456789:, "):
+        try:
+            if os.path.getsize(text) > MOST_FILE_BYTES:
+                raise InputError(f"lengths: {text}: more than {MOST_FILE_BYTES} bytes")
+            with open(text, encoding="utf-8") as file:
+                lines = [(n, line.partition("#")[0]) for n, line in enumerate(file, start=1)]
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or "not text"
+            raise InputError(f"lengths: {text!r:.80} is neither like 512,4096,1:777 nor a file that can be read: "
+                             f"{why}") from None  # fmt: skip
+        where = f"lengths: {text}"
+    out: list[Lengths] = []
+    for number, line in lines:
+        place = f"{where}, line {number}" if number else where
+        out += [_pair(place, item.strip()) for item in line.split(",") if item.strip() or not number]
+    if not 1 <= len(out) <= MOST_SEQUENCES:
+        raise InputError(f"{where}: {len(out)} sequences; 1 to {MOST_SEQUENCES} are allowed")
+    return tuple(out)
+
+
+def _pair(place: str, item: str) -> Lengths:
+    q, colon, k = item.partition(":")
+    values = (q, k) if colon else (q, q)
+    for value in values:
+        if not value.isdecimal() or not 1 <= int(value[:20]) <= MAX_N:
+            raise InputError(f"{place}: {item!r:.60} is not a length from 1 to {MAX_N}, or queries:keys")
+    return Lengths(int(values[0]), int(values[1]))
 
 
 def require_lengths(s: Lengths, *, causal: bool) -> None:
