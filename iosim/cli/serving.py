@@ -21,7 +21,9 @@ def server_options(command: F) -> F:
     """The options that make a Server."""
     for option in reversed(
         (
-            click.option("--config", metavar="FILE.json", help="A model's config.json: the attention of all its layers."),
+            click.option(
+                "--config", metavar="FILE.json", help="A model's config.json: the attention of all its layers."
+            ),
             click.option("--layers", help="With --config: full, sliding or all layers.  [default: all]"),
             click.option("--heads", "-H", type=int, default=32, show_default=True, help="Query heads of one layer."),
             click.option("--kv-heads", type=int, help="Key/value heads.  [default: --heads]"),
@@ -38,6 +40,7 @@ def server_options(command: F) -> F:
                 help="How keys are cut: balanced (equal runs that give every block a slot), flash2, none.",
             ),
             click.option("--page", type=int, default=16, show_default=True, help="Tokens in a page of the K/V cache."),
+            click.option("--cache-dtype", help="fp8: K and V in 8 bits with a scale a row.  [default: --dtype]"),
             click.option(
                 "--shared-prefix", type=int, default=0, show_default=True, help="First tokens that all sequences share."
             ),
@@ -68,7 +71,7 @@ def server_of(options: dict[str, Any]) -> Server:
         layers = layers_of(
             model.case(n=MAX_N, phase="decode", layers=kinds, window=options["window"], dtype=own["dtype"])
         )
-    cache = Cache(page=options["page"], shared=options["shared_prefix"])
+    cache = Cache(page=options["page"], shared=options["shared_prefix"], dtype=options["cache_dtype"])
     return Server(layers, machine, options["dataflow"], {}, options["split_rule"], cache)
 
 

@@ -42,7 +42,9 @@ def section(r: Replayed, path: str, request: Mapping[str, Any]) -> Section:
 
 def layers_line(layers: Sequence[Layer]) -> str:
     """The layers in words."""
-    kinds = [f"{layer.count} {layer.kind}" + (f" (window {w:,})" if (w := layer.shape.window) else "") for layer in layers]
+    kinds = [
+        f"{layer.count} {layer.kind}" + (f" (window {w:,})" if (w := layer.shape.window) else "") for layer in layers
+    ]
     a = layers[0].shape
     heads = f"{a.heads} heads" if a.kv_heads == a.heads else f"{a.heads} heads over {a.kv_heads} K/V heads"
     word = "layer" if sum(layer.count for layer in layers) == 1 else "layers"
@@ -53,7 +55,8 @@ def cache_line(server: Server) -> str:
     """The K/V cache in words."""
     c = server.cache
     shared = f", the first {c.shared:,} tokens of all sequences in the same pages" if c.shared else ""
-    return f"K/V cache: {size(server.token_bytes)} a token in all layers, pages of {c.page} tokens{shared}"
+    kind = "" if c.dtype is None else " in fp8 with an fp32 scale a row,"
+    return f"K/V cache:{kind} {size(server.token_bytes)} a token in all layers, pages of {c.page} tokens{shared}"
 
 
 def model_notes(server: Server) -> Iterator[str]:
@@ -62,6 +65,9 @@ def model_notes(server: Server) -> Iterator[str]:
            f"are cut by {server.dataflow}{f' (rule {server.rule})' if server.dataflow == 'split-kv' else ''}. A block "
            "looks its pages up in the block table before its first copy; how rows lie in pages costs nothing more. "
            "Times are computed for rounded lengths and scaled to the true ones.")  # fmt: skip
+    if server.layers[0].shape.group > 1:
+        yield ("The query heads of a K/V head are rows of one tile where a sequence has one new token. With more they "
+               "are blocks of their own, which read K and V from the L2 each; kernels that pack those too read less.")  # fmt: skip
 
 
 def _answer(r: Replayed) -> Iterator[str]:

@@ -183,7 +183,9 @@ def _draw(c: Capacity, canvas: Canvas) -> None:
 def _draw_chunks(c: Capacity, canvas: Canvas) -> None:
     axes = canvas.add_subplot()
     for colour, name, wanted in ((plots.BLUE, "memory", True), (plots.VERMILION, "processors", False)):
-        own = [(n, s.flops / s.seconds / 1e12) for n, s in c.chunks.items() if (s.bound in (*MEMORY, "launch")) == wanted]
+        own = [
+            (n, s.flops / s.seconds / 1e12) for n, s in c.chunks.items() if (s.bound in (*MEMORY, "launch")) == wanted
+        ]
         if own:
             plots.series(axes, own, f"bound by {name}", colour, "", said=lambda x, y: f"{x:,}: {digits(y)} TFLOP/s")
     axes.set_ylabel("TFLOP/s (convention)")

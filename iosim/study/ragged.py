@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from iosim.check import Check, check_all
 from iosim.dataflows import Dataflow, load_dataflow
+from iosim.dataflows.narrow_cache import SCALE_BYTES, narrowed
 from iosim.dataflows.split_rules import flash2_splits
 from iosim.dtypes import dtype
 from iosim.errors import InputError, nearest
@@ -35,7 +36,7 @@ from iosim.interpreters.shared_grid import Known, Launch, LaunchTime, Member, la
 from iosim.interpreters.timeline import Timeline
 from iosim.memory.cache import USABLE, DeviceTraffic, dram_flows
 from iosim.memory.onchip import footprints
-from iosim.problem import MAX_N, Attention, require_int
+from iosim.problem import FP8, MAX_N, Attention, require_int
 from iosim.program import Program
 from iosim.schedule import GRID_ORDERS, MAX_SPLITS, Schedule
 from iosim.study.run import Note, fields_of, plan_of, require_formats, require_read
@@ -62,15 +63,26 @@ class Lengths(NamedTuple):
 class Cache:
     """K and V in pages of `page` tokens, of which a block table names those of a sequence, 4 bytes each.
 
-    `shared` tokens are the same first ones of all sequences, in the same pages.
+    `shared` tokens are the same first ones of all sequences, in the same pages.  In `dtype` fp8 each row of K and of V
+    has an fp32 scale beside it (iosim/dataflows/narrow_cache.py); None stands for the dtype of Q.
     """
 
     page: int = 16
     shared: int = 0
+    dtype: str | None = None
 
     def __post_init__(self) -> None:
+        if self.dtype is not None and dtype(self.dtype).name != FP8:
+            raise InputError(f"cache_dtype: {self.dtype!r} is not fp8; without it the cache is in the dtype of Q")
         require_int("page", self.page, 1, MAX_PAGE)
         require_int("shared_prefix", self.shared, 0, MAX_N)
+
+
+def token_bytes(a: Attention, cache: Cache | None = None) -> int:
+    """K and V of one token in one layer, with the scales of a cache in 8 bits."""
+    if cache is None or cache.dtype is None:
+        return a.kv_heads * (a.d + a.d_v) * dtype(a.dtype).bytes
+    return a.kv_heads * ((a.d + a.d_v) * dtype(cache.dtype).bytes + 2 * SCALE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +212,10 @@ class Engine:
         if alike not in self._schedules:
             given = {**self.given, "splits": 1} if self.dataflow == "split-kv" else self.given
             made = plan_of(alike, self.hardware, self.flow, given).schedule
-            plain = {name: getattr(Schedule(block_q=1, block_k=1), name) for name in ("softmax_rows", "softmax_cols", "block_d")}
+            plain = {
+                name: getattr(Schedule(block_q=1, block_k=1), name)
+                for name in ("softmax_rows", "softmax_cols", "block_d")
+            }
             self._schedules[alike] = replace(made, **plain)
         return self._schedules[alike]
 
@@ -225,7 +240,7 @@ class Engine:
         key = s, schedule
         if key not in self._classes:
             problem = self.problem(s)
-            program = self.flow(problem, schedule)
+            program = self.program(problem, schedule)
             counted = ledger(program)
             resident = {n: f.resident * (self.hardware.processors or 1) for n, f in self.prints(program, schedule)}
             last = self.hardware.caches[0] if self.hardware.caches else None
@@ -239,6 +254,11 @@ class Engine:
             )
             self._classes[key] = OneClass(problem, program, counted, device, members)
         return self._classes[key]
+
+    def program(self, problem: Attention, schedule: Schedule) -> Program:
+        """The program of one sequence, from the cache as it is stored."""
+        program = self.flow(problem, schedule)
+        return program if self.cache is None or self.cache.dtype is None else narrowed(program, FP8)
 
     def prints(self, program: Program, schedule: Schedule) -> Any:
         """Footprints of a program by kernel, as pairs."""
@@ -264,7 +284,7 @@ class Engine:
         else:
             a = max(problems.values(), key=lambda a: a.n_k)
             two = replace(schedule, splits=2)
-            resident = min(f.resident for _, f in self.prints(self.flow(a, two), two))
+            resident = min(f.resident for _, f in self.prints(self.program(a, two), two))
             counts = split_counts(blocks, tiles, max(1, resident) * (self.hardware.processors or 1))
         return tuple(cdiv(n, cdiv(n, count)) for n, count in zip(tiles, counts, strict=True))  # none without a key
 
@@ -318,9 +338,7 @@ class Engine:
             total += times * a.heads * cdiv(a.n_q, schedule.block_q) * cdiv(a.n_k, self.cache.page)
         return ENTRY_BYTES * total
 
-    def _shared(
-        self, sequences: Sequence[Lengths], parts: Sequence[OneClass], launch: Launch
-    ) -> tuple[int, Launch]:
+    def _shared(self, sequences: Sequence[Lengths], parts: Sequence[OneClass], launch: Launch) -> tuple[int, Launch]:
         """DRAM bytes that a shared prefix saves, and the launch without them.
 
         Its blocks read the prefix at about one time.  Where the L2 has room for its K and V, all but one sequence find
@@ -328,14 +346,12 @@ class Engine:
         """
         if self.cache is None or not self.cache.shared or len(sequences) < 2 or self.hardware.l2 is None:
             return 0, launch
-        a, size = self.shape, dtype(self.shape.dtype).bytes
-        token = a.kv_heads * (a.d + a.d_v) * size
-        if self.cache.shared * token > USABLE * (self.hardware.l2.capacity_bytes or 0):
+        if self.cache.shared * token_bytes(self.shape, self.cache) > USABLE * (self.hardware.l2.capacity_bytes or 0):
             return 0, launch
-        saved, members, seen, longest = 0, [], set(), max(s.k for s in sequences)
+        saved, members, read, longest = 0, [], False, max(s.k for s in sequences)
         for s, part, member in zip(sequences, parts, launch.sequences, strict=True):
-            if s.k == longest and not seen:  # one reads it for all
-                seen.add(s)
+            if s.k == longest and not read:  # one reads it for all
+                read = True
                 members.append(member)
                 continue
             asked = sum(f.dram_read_bytes for f in member.flows if f.flow.tensor in ("K", "V"))

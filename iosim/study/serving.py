@@ -22,12 +22,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from iosim.dtypes import dtype
 from iosim.errors import InputError, nearest
 from iosim.hardware import Hardware
 from iosim.problem import MAX_N, Attention
 from iosim.study.models import ModelCase
-from iosim.study.ragged import MOST_SEQUENCES, Cache, Engine, Lengths
+from iosim.study.ragged import MOST_SEQUENCES, Cache, Engine, Lengths, token_bytes
 from iosim.study.ragged import Step as Launched
 from iosim.study.run import Note
 
@@ -65,8 +64,8 @@ class Layer:
 class Step:
     """What the attention of all layers takes in one step.
 
-    `kv_bytes` are the K and V that its requests attend to, each once, `written_bytes` those of the new tokens, which are
-    in the cache before.  `dram_bytes` are what the launches move both ways.  `bound` is the busiest unit of the layers
+    `kv_bytes` are the K and V that its requests attend to, each once, `written_bytes` those of the new tokens, which
+    are in the cache before.  `dram_bytes` are what the launches move both ways.  `bound` is the busiest unit of the layers
     that take most time.
     """
 
@@ -91,7 +90,7 @@ class Step:
 
 @dataclass(eq=False)
 class Server:
-    """Steps of requests on one machine: an engine a kind of layer; `given`, `rule` and `dataflow` as Engine has them."""
+    """Steps of requests on one machine, an engine a kind of layer; `dataflow`, `given` and `rule` as Engine has them."""
 
     layers: Sequence[Layer]
     hardware: Hardware
@@ -113,21 +112,21 @@ class Server:
     @property
     def token_bytes(self) -> int:
         """K and V of one token in all layers."""
-        return sum(layer.count * _token_bytes(layer.shape) for layer in self.layers)
+        return sum(layer.count * token_bytes(layer.shape, self.cache) for layer in self.layers)
 
     def resident_bytes(self, context: int) -> int:
         """What one sequence of so many tokens holds of the cache, in whole pages; sliding layers keep their window."""
         page, total = self.cache.page, 0
         for layer in self.layers:
             kept = context if layer.shape.window is None else min(context, layer.shape.window)
-            total += layer.count * _token_bytes(layer.shape) * -(-kept // page) * page
+            total += layer.count * token_bytes(layer.shape, self.cache) * -(-kept // page) * page
         return total
 
     def step(self, requests: Sequence[Request], number: int = 0) -> Step:
         """What a step of these requests takes; raises InputError for none, too many, or a length out of range."""
         times = Counter(rounded(r.lengths) for r in requests)
         parts = [(layer, self._launched(n, times)) for n, layer in enumerate(self.layers)]
-        scaled = [(layer, s, *_scaled(layer.shape, s, requests)) for layer, s in parts]
+        scaled = [(layer, s, *_scaled(layer.shape, self.cache, s, requests)) for layer, s in parts]
         _, most, *_ = max(scaled, key=lambda part: part[0].count * part[2])
         return Step(
             number=number,
@@ -135,7 +134,7 @@ class Server:
             decoding=sum(r.new == 1 for r in requests),
             tokens=sum(r.new for r in requests),
             picoseconds=sum(layer.count * time for layer, _, time, _ in scaled),
-            kv_bytes=sum(layer.count * kv_bytes(layer.shape, requests) for layer in self.layers),
+            kv_bytes=sum(layer.count * kv_bytes(layer.shape, self.cache, requests) for layer in self.layers),
             written_bytes=self.token_bytes * sum(r.new for r in requests),
             dram_bytes=sum(layer.count * moved for layer, _, _, moved in scaled),
             table_bytes=sum(layer.count * s.table_bytes for layer, s in parts),
@@ -170,26 +169,23 @@ def _nearest(n: int, grain: int) -> int:
     return (n + step // 2) // step * step
 
 
-def _scaled(a: Attention, s: Launched, requests: Sequence[Request]) -> tuple[int, int]:
+def _scaled(a: Attention, cache: Cache, s: Launched, requests: Sequence[Request]) -> tuple[int, int]:
     """Picoseconds and DRAM bytes of a launch, in proportion to the true work: of K and V, or of FLOPs if these bound.
 
     Launching costs what it does.
     """
     alike = [Request(each.k - each.q, each.q) for each in s.sequences]
-    moved, done = kv_bytes(a, requests) / kv_bytes(a, alike), flops(a, requests) / flops(a, alike)
+    moved = kv_bytes(a, cache, requests) / kv_bytes(a, cache, alike)
+    done = flops(a, requests) / flops(a, alike)
     launch = sum(kernel.launch_ps for kernel in s.timeline.kernels)
     share = moved if s.bound in ("dram", "l2", "copy") else done
     return launch + round((s.timeline.makespan_ps - launch) * share), round(s.dram_bytes * moved)
 
 
-def _token_bytes(a: Attention) -> int:
-    return a.kv_heads * (a.d + a.d_v) * dtype(a.dtype).bytes
-
-
-def kv_bytes(a: Attention, requests: Iterable[Request]) -> int:
+def kv_bytes(a: Attention, cache: Cache, requests: Iterable[Request]) -> int:
     """K and V of one layer that the requests attend to, each once."""
     seen = (r.context + r.new if a.window is None else min(r.context + r.new, a.window + r.new - 1) for r in requests)
-    return _token_bytes(a) * sum(seen)
+    return token_bytes(a, cache) * sum(seen)
 
 
 def flops(a: Attention, requests: Iterable[Request]) -> int:

@@ -78,7 +78,8 @@ def run(form: Form, lengths: str | None, **options: Any) -> None:
     if lengths is not None:
         from iosim.cli.lengths import run_lengths
 
-        return run_lengths(form, {**options, "lengths": lengths})
+        run_lengths(form, {**options, "lengths": lengths})
+        return
     case = None if options["inputs"] is not None else model_of(options)
     subject, inputs = (case, None) if case is not None else problem_of_inputs(options)
     from iosim.kernels import load_kernel
