@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from iosim.errors import InputError
 from iosim.hardware import Hardware
 from iosim.interpreters.model import BlockClass, Model, Shape
-from iosim.interpreters.timeline import LONG, KernelTime, Samples, kernel_at_its_clock
+from iosim.interpreters.timeline import LONG, Fidelity, KernelTime, Samples, kernel_at_its_clock
 from iosim.memory.cache import DramFlow
 from iosim.memory.onchip import CapacityError, Footprint
 from iosim.program import Kernel
@@ -172,8 +172,10 @@ class LaunchTime:
     mean: float
 
 
-def launch_time(launch: Launch, schedule: Schedule, hardware: Hardware, known: Known) -> LaunchTime:
-    """The time of a launch in the fidelity `fair`; raises as `model_of` does."""
+def launch_time(
+    launch: Launch, schedule: Schedule, hardware: Hardware, known: Known, fidelity: Fidelity = "fair"
+) -> LaunchTime:
+    """The time of a launch; raises as `model_of` does."""
     made: list[SharedGrid] = []
     nominal = hardware.with_units(schedule.units)
 
@@ -184,5 +186,5 @@ def launch_time(launch: Launch, schedule: Schedule, hardware: Hardware, known: K
         made.append(model_of(launch, schedule, machine, known))
         return made[-1]
 
-    time, moved = kernel_at_its_clock(launch.sequences[0].kernel, nominal, at, known.samples, known.long)
+    time, moved = kernel_at_its_clock(launch.sequences[0].kernel, nominal, at, known.samples, known.long, fidelity)
     return LaunchTime(time, moved, *made[-1].lengths)

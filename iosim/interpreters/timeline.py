@@ -172,8 +172,9 @@ def kernel_at_its_clock(
     at: Callable[[Hardware], Model],
     samples: Samples | None = None,
     long: int = LONG,
+    fidelity: Fidelity = "fair",
 ) -> tuple[KernelTime, Mapping[tuple[str, str], int]]:
-    """The time of a kernel in the fidelity `fair`, and the bytes that its blocks ask for, by (tensor, direction).
+    """The time of a kernel, and the bytes that its blocks ask for, by (tensor, direction).
 
     `at` makes its model for a machine at a clock; a body like that of `kernel` is what it runs.  `samples` keeps what
     was simulated for further kernels with the same phases and tiles, one and the same `long`: see LONG.
@@ -181,6 +182,8 @@ def kernel_at_its_clock(
 
     def run(machine: Hardware) -> _Run:
         model = at(machine)
+        if fidelity == "chip":
+            return _Chip(model).run()
         fair = _Fair(model, long)
         if samples is not None:
             key = (machine.clock_hz, model.schedule.persistent, model.footprint.resident, len(fair.alike) > 1)

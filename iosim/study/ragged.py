@@ -27,13 +27,13 @@ from iosim.check import Check, check_all
 from iosim.dataflows import Dataflow, load_dataflow
 from iosim.dataflows.narrow_cache import SCALE_BYTES, narrowed
 from iosim.dataflows.split_rules import flash2_splits
-from iosim.dtypes import dtype
+from iosim.dtypes import ALIASES, dtype
 from iosim.errors import InputError, nearest
 from iosim.hardware import Hardware
 from iosim.index import cdiv
 from iosim.interpreters.ledger import Ledger, ledger
 from iosim.interpreters.shared_grid import Known, Launch, LaunchTime, Member, launch_time
-from iosim.interpreters.timeline import Timeline
+from iosim.interpreters.timeline import Fidelity, Timeline
 from iosim.memory.cache import USABLE, DeviceTraffic, dram_flows
 from iosim.memory.onchip import footprints
 from iosim.problem import FP8, MAX_N, Attention, require_int
@@ -72,7 +72,7 @@ class Cache:
     dtype: str | None = None
 
     def __post_init__(self) -> None:
-        if self.dtype is not None and dtype(self.dtype).name != FP8:
+        if self.dtype is not None and self.dtype not in (FP8, *(name for name, of in ALIASES.items() if of == FP8)):
             raise InputError(f"cache_dtype: {self.dtype!r} is not fp8; without it the cache is in the dtype of Q")
         require_int("page", self.page, 1, MAX_PAGE)
         require_int("shared_prefix", self.shared, 0, MAX_N)
@@ -152,7 +152,8 @@ class Step:
 class Engine:
     """Steps of sequences on one machine, all with one head layout and mask: those of `shape`, whose n do not count.
 
-    `given` are fields of the schedule; what is left is chosen for each step.  `rule` says how split-kv cuts keys.
+    `given` are fields of the schedule; what is left is chosen for each step.  `rule` says how split-kv cuts keys, and
+    `fidelity` is that of the timeline.
     What has been computed is kept, so that steps that repeat cost little.  `long`: see Known.
     """
 
@@ -162,6 +163,7 @@ class Engine:
     given: Mapping[str, Any] = field(default_factory=dict)
     rule: str = "balanced"
     cache: Cache | None = None
+    fidelity: Fidelity = "fair"
     long: int = 16
     _classes: dict[tuple[Lengths, Schedule], OneClass] = field(default_factory=dict, init=False, repr=False)
     _known: dict[Schedule, Known] = field(default_factory=dict, init=False, repr=False)
@@ -303,11 +305,11 @@ class Engine:
         known = self._known.setdefault(replace(schedule, grid_order="natural"), Known(long=self.long))
         first = Launch("attention", tuple(part.members[0] for part in parts))
         saved, first = self._shared(sequences, parts, first)
-        launches = [launch_time(first, schedule, self.hardware, known)]
+        launches = [launch_time(first, schedule, self.hardware, known, self.fidelity)]
         if cut := tuple(part.members[1] for part in parts if len(part.members) > 1):
             plain = replace(schedule, cycles={}, persistent=False, grid_order="natural")
             own = self._known.setdefault(replace(plain, splits=2), Known(long=self.long))
-            launches.append(launch_time(Launch("combine", cut), plain, self.hardware, own))
+            launches.append(launch_time(Launch("combine", cut), plain, self.hardware, own, self.fidelity))
         moved = Counter[tuple[str, str]]()
         for launch in launches:
             moved.update(launch.moved)
@@ -315,7 +317,7 @@ class Engine:
         each = [(part, times[key]) for key, part in {id(part): part for part in parts}.items()]
         return Step(
             sequences, splits, schedule,
-            Timeline("fair", tuple(launch.time for launch in launches), dict(moved)),
+            Timeline(self.fidelity, tuple(launch.time for launch in launches), dict(moved)),
             launches[0],
             hbm_read_bytes=sum(n * p.ledger.hbm_read_bytes for p, n in each),
             hbm_write_bytes=sum(n * p.ledger.hbm_write_bytes for p, n in each),

@@ -130,7 +130,7 @@ def test_alike_sequences_take_what_an_ordinary_batch_does() -> None:
 
 
 def test_a_long_sequence_that_comes_last_is_a_tail() -> None:
-    """60 blocks of 1 tile and one of 64: last, it begins when others have ended; first, it hides them."""
+    """400 blocks of one key tile and one of 64: last, it begins when others have ended; first, it hides behind them."""
     sequences = [Lengths(128, 128)] * 400 + [Lengths(128, 8192)]
     done = ragged(Engine(Attention(n_q=1, d=64), MP31, "flash2"), sequences, check=False)
     natural, first = (done.orders[order, False] for order in ("natural", "longest-first"))
@@ -180,3 +180,20 @@ def test_lengths_are_read_from_words_and_files(tmp_path: Any) -> None:
         lengths_of(str(place))
     with pytest.raises(InputError, match="fewer keys than queries"):
         Engine(SMALL, MP31).step([Lengths(9, 4)])
+
+
+@pytest.mark.parametrize(
+    ("sequences", "dataflow"),
+    [
+        ([Lengths(1, n) for n in (300, 900, 77, 2000, 1500, 640)], "split-kv"),
+        ([Lengths(64, 64), Lengths(256, 700), Lengths(1, 900), Lengths(1, 1200)], "flash2"),
+        ([Lengths(n, n) for n in (512, 64, 200, 130)] * 3, "flash2"),
+    ],
+)
+def test_one_processor_a_class_agrees_with_all_processors(sequences: list[Lengths], dataflow: str) -> None:
+    """`fair` is within the spread that it names of `chip`, which runs every block of the launch on every processor."""
+    shape = Attention(n_q=1, d=64, heads=8, kv_heads=2, causal=True)
+    fair = Engine(shape, MP31, dataflow).step(sequences)
+    chip = Engine(shape, MP31, dataflow, fidelity="chip").step(sequences)
+    assert fair.launch.moved == chip.launch.moved
+    assert fair.seconds == pytest.approx(chip.seconds, rel=fair.launch.time.spread_pct / 100)
