@@ -56,12 +56,13 @@ class Launch:
 class Known:
     """What launches have had computed, for those to come: bodies with the same phases and tiles on one machine.
 
-    `long` is how many alike iterations are simulated, further ones extrapolated.
+    `long` is how many alike iterations are simulated, further ones extrapolated.  `clock_hz` is the last launch's.
     """
 
     samples: Samples = field(default_factory=dict)
     models: dict[tuple[Member, Schedule, int | None, int], Model] = field(default_factory=dict)
     long: int = LONG
+    clock_hz: int | None = None
 
 
 @dataclass(frozen=True)
@@ -180,11 +181,12 @@ def launch_time(
     nominal = hardware.with_units(schedule.units)
 
     def at(machine: Hardware) -> SharedGrid:
-        ceiling = nominal.matrix_hz or nominal.clock_hz or 0
-        if machine.clock_hz is not None and machine.clock_hz < ceiling:
-            machine = nominal.at_clock(max(1, round(machine.clock_hz / CLOCK_STEP_HZ)) * CLOCK_STEP_HZ)
         made.append(model_of(launch, schedule, machine, known))
         return made[-1]
 
-    time, moved = kernel_at_its_clock(launch.sequences[0].kernel, nominal, at, known.samples, known.long, fidelity)
+    kernel = launch.sequences[0].kernel
+    time, moved = kernel_at_its_clock(
+        kernel, nominal, at, known.samples, known.long, fidelity, known.clock_hz, CLOCK_STEP_HZ
+    )
+    known.clock_hz = made[-1].hardware.clock_hz
     return LaunchTime(time, moved, *made[-1].lengths)

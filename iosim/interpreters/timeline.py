@@ -173,11 +173,14 @@ def kernel_at_its_clock(
     samples: Samples | None = None,
     long: int = LONG,
     fidelity: Fidelity = "fair",
+    first: int | None = None,
+    step_hz: int = 10**6,
 ) -> tuple[KernelTime, Mapping[tuple[str, str], int]]:
     """The time of a kernel, and the bytes that its blocks ask for, by (tensor, direction).
 
     `at` makes its model for a machine at a clock; a body like that of `kernel` is what it runs.  `samples` keeps what
-    was simulated for further kernels with the same phases and tiles, one and the same `long`: see LONG.
+    was simulated for further kernels with the same phases and tiles, one and the same `long`: see LONG.  Clocks below
+    the ceiling are multiples of `step_hz`, and the search for the one that power allows begins with `first`.
     """
 
     def run(machine: Hardware) -> _Run:
@@ -190,26 +193,33 @@ def kernel_at_its_clock(
             fair.known = samples.setdefault(key, fair.known)
         return fair.run()
 
-    done = _at_its_clock(kernel, hardware, run)
+    done = _at_its_clock(kernel, hardware, run, first, step_hz)
     return done.time, done.moved
 
 
-def _at_its_clock(kernel: Kernel, hardware: Hardware, at: Callable[[Hardware], _Run]) -> _Run:
-    """The run of a kernel at the clock that it can hold.
+def _at_its_clock(
+    kernel: Kernel,
+    hardware: Hardware,
+    at: Callable[[Hardware], _Run],
+    first: int | None = None,
+    step_hz: int = 10**6,
+) -> _Run:
+    """The run of a kernel at the clock that it can hold, a multiple of `step_hz`; `first` is one to begin with.
 
     Processors that execute matrix instructions have a ceiling of their own, and board power grows with the cube of the
     clock and with the share of the matrix unit that is at work, which depends on the clock in turn.
     """
     products = any(isinstance(n, Compute) and n.op == "matmul" and on_matrix_unit(n) for n, _ in walk(kernel.body))
     ceiling = (hardware.matrix_hz if products else hardware.boost_hz) or hardware.clock_hz or 0
-    run = at(hardware.at_clock(ceiling))
-    power, clock = hardware.power, ceiling
+    clock = min(first or ceiling, ceiling)
+    run = at(hardware.at_clock(clock))
+    power = hardware.power
     for _ in range(CLOCK_STEPS):
         if power is None or not products:
             break
         watts = _watts_per_ghz3(run, hardware.at_clock(clock), power)
         ghz = (power.limit_w / watts) ** (1 / 3)
-        new = min(ceiling, round(ghz * 1000) * 10**6)
+        new = min(ceiling, round(ghz * 1000 * 10**6 / step_hz) * step_hz)
         if abs(new - clock) < clock / 200:
             break
         clock = new
@@ -883,6 +893,8 @@ def place_blocks(order: Sequence[int], spans: Sequence[Span], processors: int, r
     """Makespan of blocks taken in order, each by the slot that is free first, and the time, summed over processors,
     for which they have a block.  `order` names the class of each block, `spans` the time that each class takes.
     """
+    if resident == 1:
+        return _place_alone(order, spans, processors)
     running: list[list[tuple[int, float]]] = [[] for _ in range(processors)]  # class, part that is left
     since = [0.0] * processors
     now = occupied = 0.0
@@ -917,4 +929,31 @@ def place_blocks(order: Sequence[int], spans: Sequence[Span], processors: int, r
                 catch_up(other)
             busy -= 1
             ends = sorted(plan(other) for _, other in ends)
+    return ceil(now), ceil(occupied)
+
+
+def _place_alone(order: Sequence[int], spans: Sequence[Span], processors: int) -> tuple[int, int]:
+    """`place_blocks` where a processor has room for one block: times change only when no block is left to start."""
+    import numpy as np
+
+    busy = min(processors, len(order))
+    each = [span(busy, 1) for span in spans]
+    ends = [(each[c], c) for c in order[:busy]]
+    heapq.heapify(ends)
+    now = occupied = 0.0
+    for c in order[busy:]:
+        end, _ = ends[0]
+        occupied += (end - now) * busy
+        now = end
+        heapq.heapreplace(ends, (now + each[c], c))
+    kinds = np.array([c for _, c in ends])
+    left = np.array([(end - now) / each[c] for end, c in ends])  # parts of the blocks that run
+    while left.size:
+        times = {c: spans[c](left.size, 1) for c in set(kinds.tolist())}
+        rest = left * np.array([times[c] for c in kinds.tolist()])
+        first = int(rest.argmin())
+        occupied += float(rest[first]) * left.size
+        now += float(rest[first])
+        left = np.delete(left * (1 - rest[first] / np.where(rest > 0, rest, 1)), first)
+        kinds = np.delete(kinds, first)
     return ceil(now), ceil(occupied)

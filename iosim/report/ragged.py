@@ -28,7 +28,7 @@ def section(r: Ragged, request: Mapping[str, Any]) -> Section:
     """The report."""
     return Section(
         name="lengths",
-        title=f"Attention of {count(len(r.step.sequences), 'sequence', 'sequences')} of their own lengths in one launch",
+        title=f"Attention of {count(len(r.step.sequences), 'sequence', 'sequences')} of their own lengths, one launch",
         subject=(_shape(r), machine_line(r.engine.hardware)),
         answer=tuple(_answer(r)),
         tables=(_costs(r), _orders(r), _sequences(r)),
@@ -72,8 +72,8 @@ def _answer(r: Ragged) -> Iterator[str]:
         worst = max((c.max_abs_error or 0.0) for c in r.checks.values())
         classes = len(set(s.sequences))
         some = "all" if len(r.checks) == classes else f"{len(r.checks)} of"
-        yield (f"Numbers of {some} {count(classes, 'class', 'classes')} of sequences are within their bounds of float64 "
-               f"(worst error {worst:.1g}).")  # fmt: skip
+        yield (f"Numbers of {some} {count(classes, 'class', 'classes')} of sequences are within their bounds of "
+               f"float64 (worst error {worst:.1g}).")  # fmt: skip
 
 
 def _costs(r: Ragged) -> Table:
@@ -153,7 +153,8 @@ def _sequences(r: Ragged) -> Table:
 
 def _notes(r: Ragged) -> Iterator[str]:
     yield ("Model: each sequence is the ordinary dataflow's program, all with one tile, and their blocks share one "
-           "grid. Each sequence stands behind an L2 of its own. Reading the offsets of sequences is not counted.")  # fmt: skip
+           "grid. Each sequence stands behind an L2 of its own. Reading the offsets of sequences is not counted. "
+           f"Simulating every processor may give up to {r.step.launch.time.spread_pct} % more or less time.")  # fmt: skip
     if any(s.q == 1 for s in r.step.sequences) and r.shape.group > 1:
         yield "With one query, the query heads of a K/V head are rows of one tile, so that K and V are loaded once."
     if any(n > 1 for n in r.step.splits):

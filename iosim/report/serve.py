@@ -67,14 +67,14 @@ def model_notes(server: Server) -> Iterator[str]:
            "Times are computed for rounded lengths and scaled to the true ones.")  # fmt: skip
     if server.layers[0].shape.group > 1:
         yield ("The query heads of a K/V head are rows of one tile where a sequence has one new token. With more they "
-               "are blocks of their own, which read K and V from the L2 each; kernels that pack those too read less.")  # fmt: skip
+               "are blocks of their own, which read K and V from the L2 each; kernels that pack those read less.")  # fmt: skip
 
 
 def _answer(r: Replayed) -> Iterator[str]:
     kv, dram = sum(s.kv_bytes for s in r.steps), sum(s.dram_bytes for s in r.steps)
     decoded = sum(s.decoding for s in r.steps)
     yield (f"{digits(r.tokens / r.seconds)} tokens a second of attention: {count(r.tokens, 'token', 'tokens')} "
-           f"({decoded:,} of them decoded) in {duration(r.seconds)}, {duration(r.seconds / len(r.steps))} a step.")  # fmt: skip
+           f"({decoded:,} decoded) in {duration(r.seconds)}, {duration(r.seconds / len(r.steps))} a step.")  # fmt: skip
     yield (f"{size(round(kv / r.tokens))} of K and V a token; {size(round(dram / r.seconds))}/s cross the DRAM "
            f"interface, {percent(dram / r.seconds / r.server.hardware.hbm.bandwidth)} of its peak.")  # fmt: skip
     bound = _by_bound(r)

@@ -10,7 +10,7 @@ from iosim.report import plots
 from iosim.report.sections import Column, Plot, Section, Table
 from iosim.report.serve import ATTENTION_ONLY, cache_line, layers_line, model_notes
 from iosim.report.text import machine_line
-from iosim.report.words import count, digits, duration, percent, size
+from iosim.report.words import count, digits, duration, size
 from iosim.study.capacity import MEASURED, MEMORY, Capacity
 
 if TYPE_CHECKING:

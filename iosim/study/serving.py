@@ -6,10 +6,10 @@ whose attention is computed, over the context and one another.  A trace has one 
 
     {"step": 0, "context": 4096, "new": 1}
 
-with `step` left out where there is one step.  `Server` times a step.  It computes times for rounded lengths, at least
-eight to an octave, keeps them, and scales them to the true work (mostly within 2.5 % of the time of the true lengths, 5 % at worst of 32
-random steps): a long trace has few steps that differ by more, so that what it costs to replay grows neither with the
-context nor, for the most part, with the number of steps.
+with `step` left out where there is one step.  `Server` times a step.  It computes times for rounded lengths, at most
+eight to an octave, keeps them, and scales them to the true work: mostly within 2.5 % of the time of the true lengths,
+5 % at worst of 32 random steps.  So what a step of a long trace costs does not grow with its context, and steps that
+differ by little cost nothing.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Step:
     """What the attention of all layers takes in one step.
 
     `kv_bytes` are the K and V that its requests attend to, each once, `written_bytes` those of the new tokens, which
-    are in the cache before.  `dram_bytes` are what the launches move both ways.  `bound` is the busiest unit of the layers
-    that take most time.
+    are in the cache before.  `dram_bytes` are what the launches move both ways.  `bound` is the busiest unit of the
+    layers that take most time.
     """
 
     number: int
@@ -92,7 +92,7 @@ class Step:
 
 @dataclass(eq=False)
 class Server:
-    """Steps of requests on one machine, an engine a kind of layer; `dataflow`, `given` and `rule` as Engine has them."""
+    """Steps of requests on one machine, an engine a kind of layer; `dataflow`, `given`, `rule` as Engine has them."""
 
     layers: Sequence[Layer]
     hardware: Hardware
