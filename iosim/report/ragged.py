@@ -154,7 +154,7 @@ def _sequences(r: Ragged) -> Table:
 def _notes(r: Ragged) -> Iterator[str]:
     yield ("Model: each sequence is the ordinary dataflow's program, all with one tile, and their blocks share one "
            "grid. Each sequence stands behind an L2 of its own. Reading the offsets of sequences is not counted. "
-           f"Simulating every processor may give up to {r.step.launch.time.spread_pct} % more or less time.")  # fmt: skip
+           f"Simulating every processor may change times by {r.step.launch.time.spread_pct} %.")  # fmt: skip
     if any(s.q == 1 for s in r.step.sequences) and r.shape.group > 1:
         yield "With one query, the query heads of a K/V head are rows of one tile, so that K and V are loaded once."
     if any(n > 1 for n in r.step.splits):

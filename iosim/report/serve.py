@@ -67,7 +67,7 @@ def model_notes(server: Server) -> Iterator[str]:
            "Times are computed for rounded lengths and scaled to the true ones.")  # fmt: skip
     if server.layers[0].shape.group > 1:
         yield ("The query heads of a K/V head are rows of one tile where a sequence has one new token. With more they "
-               "are blocks of their own, which read K and V from the L2 each; kernels that pack those read less.")  # fmt: skip
+               "are blocks of their own, which read K and V from the L2 each, unlike in kernels that pack them.")  # fmt: skip
 
 
 def _answer(r: Replayed) -> Iterator[str]:
