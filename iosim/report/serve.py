@@ -66,8 +66,8 @@ def model_notes(server: Server) -> Iterator[str]:
            "looks its pages up in the block table before its first copy; how rows lie in pages costs nothing more. "
            "Times are computed for rounded lengths and scaled to the true ones.")  # fmt: skip
     if server.layers[0].shape.group > 1:
-        yield ("The query heads of a K/V head are rows of one tile where a sequence has one new token. With more they "
-               "are blocks of their own, which read K and V from the L2 each, unlike in kernels that pack them.")  # fmt: skip
+        yield ("The query heads of a K/V head are rows of one tile where a sequence has one new token. With more "
+               "they are blocks of their own, which read K and V from the L2 each; some kernels pack.")  # fmt: skip
 
 
 def _answer(r: Replayed) -> Iterator[str]:
@@ -94,7 +94,7 @@ def _by_bound(r: Replayed) -> dict[str, list[Step]]:
 
 def _bounds(r: Replayed) -> Table:
     columns = (
-        Column("bound", "bound by", words=True),
+        Column("bound", "bound by", "", "the busiest unit, however busy", words=True),
         Column("steps", "steps", show=lambda n: f"{n:,}"),
         Column("seconds", "time", "s", "", duration),
         Column("tokens", "tokens", show=lambda n: f"{n:,}"),

@@ -45,7 +45,7 @@ def serving(
 
     \b
     Example: iosim report serving --kv-heads 8 --hw h200-sxm
-             iosim report serving --config config.json --hw h200-sxm --reserve 16 --plot serving.png
+             iosim report serving --config config.json --reserve 16 --plot s.png
     """
     server = server_of(options)
     request = request_of(options, context=list(context), batch=list(batch), new=list(new), reserve=reserve)
