@@ -15,6 +15,7 @@ from iosim.dtypes import DTYPES
 from iosim.errors import InputError
 from iosim.hardware import load_hardware
 from iosim.interpreters.replay import replay
+from iosim.interpreters.timeline import place_blocks
 from iosim.problem import Attention
 from iosim.rounding import round_to
 from iosim.study.ragged import Cache, Engine, Lengths, OneClass, lengths_of, ragged, split_counts
@@ -198,3 +199,28 @@ def test_one_processor_a_class_agrees_with_all_processors(sequences: list[Length
     chip = Engine(shape, MP31, dataflow, fidelity="chip").step(sequences)
     assert fair.launch.moved == chip.launch.moved
     assert fair.seconds == pytest.approx(chip.seconds, rel=fair.launch.time.spread_pct / 100)
+
+
+@given(
+    classes=st.lists(st.tuples(st.integers(1, 10**6), st.floats(0, 1)), min_size=1, max_size=4),
+    draws=st.lists(st.integers(0, 3), min_size=1, max_size=40),
+    processors=st.integers(1, 12),
+)
+def test_blocks_alone_on_processors(classes: list[tuple[int, float]], draws: list[int], processors: int) -> None:
+    """Blocks start in order wherever a processor is free, and run at the speed that so many busy ones leave."""
+    spans = [lambda busy, _, one=one, more=more: one * (1 + more * (busy - 1)) for one, more in classes]
+    order = [n % len(classes) for n in draws]
+    waiting, running, now, occupied = list(order), [], 0.0, 0.0  # what runs: class, part that is left
+    while waiting or running:
+        while waiting and len(running) < processors:
+            running.append([waiting.pop(0), 1.0])
+        speeds = [1 / spans[c](len(running), 1) for c, _ in running]
+        step = min(left / speed for (_, left), speed in zip(running, speeds, strict=True))
+        now, occupied = now + step, occupied + step * len(running)
+        for block, speed in zip(running, speeds, strict=True):
+            block[1] -= step * speed
+        running = [block for block in running if block[1] > 1e-9]
+    assert place_blocks(order, spans, processors, 1) == (
+        pytest.approx(now, abs=2, rel=1e-6),
+        pytest.approx(occupied, abs=2, rel=1e-6),
+    )
