@@ -193,7 +193,7 @@ def kernel_at_its_clock(
             fair.known = samples.setdefault(key, fair.known)
         return fair.run()
 
-    done = _at_its_clock(kernel, hardware, run, first, step_hz)
+    done = _at_its_clock(kernel, hardware, run, first=first, step_hz=step_hz)
     return done.time, done.moved
 
 
