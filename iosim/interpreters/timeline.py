@@ -477,9 +477,9 @@ class _Sample:
 class _Fair:
     """One processor of each kind, at its fair share of the memory."""
 
-    def __init__(self, model: Model, long: int = LONG) -> None:
+    def __init__(self, model: Model, long: int | None = None) -> None:
         self.model = model
-        self.long = long
+        self.long = LONG if long is None else long
         self.count = model.hardware.processors or 0
         self.known: dict[_Asked, _Sample] = {}
 
