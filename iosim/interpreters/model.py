@@ -32,6 +32,7 @@ from iosim.interpreters.shapes import (
     ties,
     value_of,
     visits,
+    work_of,
 )
 from iosim.memory.cache import DramFlow
 from iosim.memory.onchip import Footprint, footprint, on_matrix_unit, placement
@@ -489,7 +490,7 @@ class Model:
         key = (id(phase), tuple((id(node), count) for node, count in runs))
         if key not in self._works:
             moves = tuple(self.transfer(n, count) for n, count in runs if not isinstance(n, Compute) and count)
-            self._works[key] = Work(self.cost(phase, tuple(node for node, _ in runs)), moves)
+            self._works[key] = work_of(self.cost(phase, tuple(node for node, _ in runs)), moves)
         return self._works[key]
 
     @cached_property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -63,7 +64,7 @@ class Cost:
 class Work:
     """What a phase does in one iteration: what it computes, and what it moves.
 
-    A model makes each once, so that alike ones are the same object.
+    `work_of` makes each once, so that alike ones, of several models too, are the same object.
     """
 
     cost: Cost
@@ -72,6 +73,12 @@ class Work:
     @property
     def lengths(self) -> Lengths:
         return self.cost.lengths
+
+
+@lru_cache(maxsize=2**16)
+def work_of(cost: Cost, moves: tuple[Transfer, ...]) -> Work:
+    """The Work of these."""
+    return Work(cost, moves)
 
 
 Iteration: TypeAlias = tuple[Work, ...]  # by number of the phase

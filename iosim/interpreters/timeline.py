@@ -190,24 +190,61 @@ def timeline(
     return Timeline(fidelity, tuple(kernels), moved, made, recordings)
 
 
+def kernel_at_its_clock(
+    kernel: Kernel,
+    hardware: Hardware,
+    at: Callable[[Hardware], Model],
+    samples: Samples | None = None,
+    long: int = LONG,
+    fidelity: Fidelity = "fair",
+    first: int | None = None,
+    step_hz: int = 10**6,
+) -> tuple[KernelTime, Mapping[tuple[str, str], int]]:
+    """The time of a kernel, and the bytes that its blocks ask for, by (tensor, direction).
+
+    `at` makes its model for a machine at a clock; a body like that of `kernel` is what it runs.  `samples` keeps what
+    was simulated for further kernels with the same phases and tiles, one and the same `long`: see LONG.  Clocks below
+    the ceiling are multiples of `step_hz`, and the search for the one that power allows begins with `first`.
+    """
+
+    def run(machine: Hardware) -> _Run:
+        model = at(machine)
+        if fidelity == "chip":
+            return _Chip(model).run()
+        fair = _Fair(model, long)
+        if samples is not None:
+            key = (machine.clock_hz, model.schedule.persistent, model.footprint.resident, len(fair.alike) > 1)
+            fair.known = samples.setdefault(key, fair.known)
+        return fair.run()
+
+    done = _at_its_clock(kernel, hardware, run, first=first, step_hz=step_hz)
+    return done.time, done.moved
+
+
 def _at_its_clock(
-    kernel: Kernel, hardware: Hardware, at: Callable[[Hardware], _Run], enough_ps: int | None = None
+    kernel: Kernel,
+    hardware: Hardware,
+    at: Callable[[Hardware], _Run],
+    enough_ps: int | None = None,
+    first: int | None = None,
+    step_hz: int = 10**6,
 ) -> _Run:
-    """The run of a kernel at the clock that it can hold.
+    """The run of a kernel at the clock that it can hold, a multiple of `step_hz`; `first` is one to begin with.
 
     Processors that execute matrix instructions have a ceiling of their own, and board power grows with the cube of the
     clock and with the share of the matrix unit that is at work, which depends on the clock in turn.
     """
     products = _has_products(kernel)
     ceiling = _ceiling(kernel, hardware)
-    run = at(hardware.at_clock(ceiling))
-    power, clock = hardware.power, ceiling
+    clock = min(first or ceiling, ceiling)
+    run = at(hardware.at_clock(clock))
+    power = hardware.power
     for _ in range(CLOCK_STEPS):
         if power is None or not products or (enough_ps is not None and run.time.makespan_ps > enough_ps):
             break
         watts = _watts_per_ghz3(run, hardware.at_clock(clock), power)
         ghz = (power.limit_w / watts) ** (1 / 3)
-        new = min(ceiling, round(ghz * 1000) * 10**6)
+        new = min(ceiling, round(ghz * 1000 * 10**6 / step_hz) * step_hz)
         if abs(new - clock) < clock / 200:
             break
         clock = new
@@ -465,6 +502,9 @@ Profile: TypeAlias = tuple[object, ...]  # of a shape, see `profile`
 Span: TypeAlias = Callable[[int, int], float]  # ps by busy processors, blocks on one
 _Stalls: TypeAlias = Mapping[str, Mapping[str, int]]  # ps by unit and cause
 _Placed: TypeAlias = tuple[_Stalls, int, int]  # stalls that samples saw, makespan, occupied time
+_Asked: TypeAlias = tuple[Shape, Kinds, int, bool]
+# By clock, persistence, resident blocks and whether several classes run: samples are alike only where these are.
+Samples: TypeAlias = "dict[tuple[int | None, bool, int, bool], dict[_Asked, _Sample]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -538,10 +578,11 @@ class _Line:
 class _Fair:
     """One processor of each kind, at its fair share of the memory."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, long: int | None = None) -> None:
         self.model = model
+        self.long = LONG if long is None else long
         self.count = model.hardware.processors or 0
-        self.known: dict[tuple[Shape, Kinds, int, bool], _Sample] = {}
+        self.known: dict[_Asked, _Sample] = {}
         self.rounds: tuple[Wave, ...] = ()
 
     def run(self) -> _Run:
@@ -658,7 +699,7 @@ class _Fair:
         slots, blocks = active * resident, self.model.kernel.blocks
         shapes = [self.alike[profile(kind.shape)] for kind in self.model.classes]
         counts = [kind.count for kind in self.model.classes]
-        families = families_of(shapes, LONG, LONG_OUTER)
+        families = families_of(shapes, self.long, LONG_OUTER)
         rounds = 2 if blocks > slots and not self.in_step(resident) else 1
         first, steady = self.times(families, len(shapes), ((active, resident),), rounds)
         start = int((first - steady).max())
@@ -705,7 +746,7 @@ class _Fair:
         runs = []
         for one in what:
             near = _near(shape, one)
-            more = _doubled(near, one)
+            more = _doubled(near, one, self.long)
             step = _iterated(more, one) - _iterated(near, one)
             fewer, longer = (self.simulated(s, kinds, rounds, fresh) for s in (near, more))
             runs.append((fewer, longer, step))
@@ -713,7 +754,7 @@ class _Fair:
 
     def sample(self, shape: Shape, kinds: Kinds, rounds: int, *, fresh: bool = True) -> _Sample:
         """How `rounds` rounds of blocks run on one processor of each kind; `fresh`: nothing ran before them."""
-        (family,) = families_of([shape], LONG, LONG_OUTER)
+        (family,) = families_of([shape], self.long, LONG_OUTER)
         line = self.line(family.shape, family.what, kinds, rounds, fresh)
         first, steady, occupied = (
             int(line.at(read, family.lacks)[0])
@@ -971,17 +1012,17 @@ def _length(shape: Shape) -> int:
     return sum(times * trips for times, visit in visits(shape) for trips, _ in visit.stretches)
 
 
-def _doubled(shape: Shape, what: Iteration | Shape) -> Shape:
+def _doubled(shape: Shape, what: Iteration | Shape, long: int) -> Shape:
     """The shape with twice the iterations in cut runs of `what`."""
     out: list[Visit | Repeat] = []
     for item in shape:
         if isinstance(item, Visit):
-            more = ((LONG if trips == LONG // 2 and work == what else trips, work) for trips, work in item.stretches)
+            more = ((long if trips == long // 2 and work == what else trips, work) for trips, work in item.stretches)
             out.append(Visit(item.part, tuple(more)))
         elif item.body == what:
             out.append(Repeat(2 * item.times, item.body))
         else:
-            out.append(Repeat(item.times, _doubled(item.body, what)))
+            out.append(Repeat(item.times, _doubled(item.body, what, long)))
     return tuple(out)
 
 
@@ -1060,6 +1101,8 @@ def place_blocks(order: Sequence[int], spans: Sequence[Span], processors: int, r
     """Makespan of blocks taken in order, each by the slot that is free first, and the time, summed over processors,
     for which they have a block.  `order` names the class of each block, `spans` the time that each class takes.
     """
+    if resident == 1:
+        return _place_alone(order, spans, processors)
     running: list[list[tuple[int, float]]] = [[] for _ in range(processors)]  # class, part that is left
     since = [0.0] * processors
     now = occupied = 0.0
@@ -1094,4 +1137,31 @@ def place_blocks(order: Sequence[int], spans: Sequence[Span], processors: int, r
                 catch_up(other)
             busy -= 1
             ends = sorted(plan(other) for _, other in ends)
+    return ceil(now), ceil(occupied)
+
+
+def _place_alone(order: Sequence[int], spans: Sequence[Span], processors: int) -> tuple[int, int]:
+    """`place_blocks` where a processor has room for one block: times change only when no block is left to start."""
+    import numpy as np
+
+    busy = min(processors, len(order))
+    each = [span(busy, 1) for span in spans]
+    ends = [(each[c], c) for c in order[:busy]]
+    heapq.heapify(ends)
+    now = occupied = 0.0
+    for c in order[busy:]:
+        end, _ = ends[0]
+        occupied += (end - now) * busy
+        now = end
+        heapq.heapreplace(ends, (now + each[c], c))
+    kinds = np.array([c for _, c in ends])
+    left = np.array([(end - now) / each[c] for end, c in ends])  # parts of the blocks that run
+    while left.size:
+        times = {c: spans[c](left.size, 1) for c in set(kinds.tolist())}
+        rest = left * np.array([times[c] for c in kinds.tolist()])
+        first = int(rest.argmin())
+        occupied += float(rest[first]) * left.size
+        now += float(rest[first])
+        left = np.delete(left * (1 - rest[first] / np.where(rest > 0, rest, 1)), first)
+        kinds = np.delete(kinds, first)
     return ceil(now), ceil(occupied)

@@ -9,11 +9,11 @@ from typing import Any
 import iosim
 from iosim.program import Kernel
 from iosim.report import text
-from iosim.report.document import chosen_fields
 from iosim.report.layout import WIDTH, paragraph
 from iosim.report.words import count, duration, percent, size
 from iosim.study.depends import Dependence
 from iosim.study.explain import Explanation, Line, Step
+from iosim.study.run import chosen_fields
 
 SCHEMA = "iosim.explain/1"
 LABEL = 20  # characters

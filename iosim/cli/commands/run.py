@@ -57,8 +57,13 @@ from iosim.cli.output import CheckError, Form, answer_options, progress
     show_default=True,
     help="Axes of q, k, v, do: bhsd (batch, heads, n, d) or bshd (batch, n, heads, d).",
 )
+@click.option(
+    "--lengths",
+    metavar="N,...",
+    help="Sequences of these lengths in one launch, in place of --n and --batch: numbers, queries:keys, or a file.",
+)
 @answer_options("iosim.run/1", "run")
-def run(form: Form, **options: Any) -> None:
+def run(form: Form, lengths: str | None, **options: Any) -> None:
     """Compare dataflows on machines: memory, traffic, time, check.
 
     Without --block-q and --block-k the tile is the largest that gives every processor a block and leaves a tenth of the
@@ -68,7 +73,13 @@ def run(form: Form, **options: Any) -> None:
     Example: iosim run --n 4096 --d 128
              iosim run -n 8192 -d 128 -H 32 --kv-heads 8 --causal --hw h200-sxm
              iosim run --config config.json --n 8192 --phase decode
+             iosim run --lengths 512,4096,1:777 -d 128 -H 32 --kv-heads 8 --causal
     """
+    if lengths is not None:
+        from iosim.cli.lengths import run_lengths
+
+        run_lengths(form, {**options, "lengths": lengths})
+        return
     case = None if options["inputs"] is not None else model_of(options)
     subject, inputs = (case, None) if case is not None else problem_of_inputs(options)
     from iosim.kernels import load_kernel

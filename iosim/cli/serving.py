@@ -1,0 +1,86 @@
+"""What `iosim serve` and `iosim report serving` share: the options that make a Server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from iosim.errors import InputError
+
+if TYPE_CHECKING:
+    from iosim.study.serving import Server
+
+F = TypeVar("F", bound=Callable[..., Any])
+SHAPE = ("d", "d_v", "heads", "kv_heads", "dtype", "window")
+
+
+def server_options(command: F) -> F:
+    """The options that make a Server."""
+    for option in reversed(
+        (
+            click.option(
+                "--config", metavar="FILE.json", help="A model's config.json: the attention of all its layers."
+            ),
+            click.option("--layers", help="With --config: full, sliding or all layers.  [default: all]"),
+            click.option("--heads", "-H", type=int, default=32, show_default=True, help="Query heads of one layer."),
+            click.option("--kv-heads", type=int, help="Key/value heads.  [default: --heads]"),
+            click.option("--d", "-d", type=int, default=128, show_default=True, help="Head dimension."),
+            click.option("--d-v", type=int, help="Head dimension of V and O.  [default: --d]"),
+            click.option("--window", type=int, help="Sliding window: the last so many keys."),
+            click.option("--dtype", default="fp16", show_default=True, help="fp16 or bf16 data."),
+            click.option("--hw", default="mp31", show_default=True, help="A machine by name, or a .toml file."),
+            click.option("--dataflow", default="split-kv", show_default=True, help="split-kv or flash2."),
+            click.option(
+                "--split-rule",
+                default="balanced",
+                show_default=True,
+                help="How keys are cut: balanced (equal runs that give every block a slot), flash2, none.",
+            ),
+            click.option("--page", type=int, default=16, show_default=True, help="Tokens in a page of the K/V cache."),
+            click.option("--cache-dtype", help="fp8: K and V in 8 bits with a scale a row.  [default: --dtype]"),
+            click.option(
+                "--shared-prefix", type=int, default=0, show_default=True, help="First tokens that all sequences share."
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def server_of(options: dict[str, Any]) -> Server:
+    """The Server of these options; raises InputError where they contradict one another."""
+    from iosim.problem import MAX_N, Attention
+    from iosim.study.models import ALL, load_model
+    from iosim.study.ragged import Cache
+    from iosim.study.run import machine_called
+    from iosim.study.serving import Layer, Server, layers_of
+
+    machine = machine_called(options["hw"])
+    if options["config"] is None:
+        if options["layers"] is not None:
+            raise InputError("--layers: changes nothing without --config")
+        shape = {name: options[name] for name in SHAPE if options[name] is not None}
+        layers: tuple[Layer, ...] = (Layer("full", 1, Attention(n_q=1, causal=True, **shape)),)
+    else:
+        own = {name: _given(options, name) for name in ("heads", "kv_heads", "d", "d_v", "dtype")}
+        model = load_model(options["config"], **own)
+        kinds = ALL if options["layers"] is None else options["layers"]
+        layers = layers_of(
+            model.case(n=MAX_N, phase="decode", layers=kinds, window=options["window"], dtype=own["dtype"])
+        )
+    cache = Cache(page=options["page"], shared=options["shared_prefix"], dtype=options["cache_dtype"])
+    return Server(layers, machine, options["dataflow"], {}, options["split_rule"], cache)
+
+
+def request_of(options: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """What was asked for, for the document."""
+    return {name: value for name, value in options.items() if value is not None} | more
+
+
+def _given(options: dict[str, Any], name: str) -> Any:
+    """An option's value, or None where it is the default."""
+    source = click.get_current_context().get_parameter_source(name)
+    return None if source is ParameterSource.DEFAULT else options[name]

@@ -1,0 +1,162 @@
+"""A batch of sequences of different lengths, as a Section: what it takes, what padding would, and what an order brings.
+
+Not validated: there are no measurements of batches of different lengths to hold this against.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from iosim.dtypes import dtype
+from iosim.index import cdiv
+from iosim.report.sections import Column, Section, Table
+from iosim.report.text import machine_line
+from iosim.report.words import count, digits, duration, percent, ratio, size
+from iosim.study.ragged import Ragged, Step
+
+UNVALIDATED = (
+    "Not validated as such: the shipped measurements have batches of one length only (decode and GQA rows are in the "
+    "README). Alike sequences run as an ordinary batch does."
+)
+BIG_TAIL = 0.10
+ORDERS = {"natural": "as given", "longest-first": "longest blocks first"}
+
+
+def section(r: Ragged, request: Mapping[str, Any]) -> Section:
+    """The report."""
+    return Section(
+        name="lengths",
+        title=f"Attention of {count(len(r.step.sequences), 'sequence', 'sequences')} of their own lengths, one launch",
+        subject=(_shape(r), machine_line(r.engine.hardware)),
+        answer=tuple(_answer(r)),
+        tables=(_costs(r), _orders(r), _sequences(r)),
+        plots=(),
+        notes=tuple(_notes(r)),
+        machines=(r.engine.hardware,),
+        request=request,
+    )
+
+
+def _shape(r: Ragged) -> str:
+    a, (queries, keys) = r.shape, r.rows(r.step)
+    heads = f"{a.heads} heads" if a.kv_heads == a.heads else f"{a.heads} heads over {a.kv_heads} K/V heads"
+    mask = (", causal" if a.causal else "") + (f", window {a.window:,}" if a.window else "")
+    longest = max(s.k for s in r.step.sequences)
+    return (f"{heads}, d {a.d}, {a.dtype}{mask}; {queries:,} query rows and {keys:,} key rows packed, the longest "
+            f"{longest:,} keys; {r.engine.dataflow}, tile {_tile(r.step)}")  # fmt: skip
+
+
+def _tile(step: Step) -> str:
+    return f"{step.schedule.block_q}x{step.schedule.block_k}"
+
+
+def _answer(r: Ragged) -> Iterator[str]:
+    s, p = r.step, r.padded
+    yield (f"{duration(s.seconds)}, {digits(s.flops / s.seconds / 1e12)} TFLOP/s; padded to the longest "
+           f"{duration(p.seconds)} ({ratio(p.seconds, s.seconds)}), with {ratio(p.dram_bytes, s.dram_bytes)} the DRAM "
+           f"bytes and {ratio(p.flops, s.flops)} the FLOPs. Busiest: {s.bound}.")  # fmt: skip
+    best, (order, persistent) = r.orders[r.best], r.best
+    yield (f"The longest of {s.launch.time.blocks:,} blocks has {s.launch.longest} key tiles, a block in the mean "
+           f"{digits(s.launch.mean)}; processors have no block for {percent(s.tail_share)} of the time.")  # fmt: skip
+    if best.seconds < 0.995 * s.seconds:
+        name = ORDERS[order] + (", persistent" if persistent else "")
+        yield f"Best order: {name}, {duration(best.seconds)} ({ratio(s.seconds, best.seconds)} as fast)."
+    else:
+        yield "Another order, or a persistent grid, brings less than 0.5 %."
+    failed = [f"{q:,}:{k:,}" for (q, k), c in r.checks.items() if c.status == "failed"]
+    if failed:
+        yield f"CHECK FAILED for {', '.join(failed)}."
+    elif r.checks:
+        worst = max((c.max_abs_error or 0.0) for c in r.checks.values())
+        classes = len(set(s.sequences))
+        some = "all" if len(r.checks) == classes else f"{len(r.checks)} of"
+        yield (f"Numbers of {some} {count(classes, 'class', 'classes')} of sequences are within their bounds of "
+               f"float64 (worst error {worst:.1g}).")  # fmt: skip
+
+
+def _costs(r: Ragged) -> Table:
+    columns = (
+        Column("layout", "", words=True),
+        Column("query_rows", "query\nrows", show=lambda n: f"{n:,}"),
+        Column("key_rows", "key\nrows", show=lambda n: f"{n:,}"),
+        Column("asked_bytes", "asked", "B", "loads and stores of all blocks", size),
+        Column("dram_bytes", "DRAM", "B", "both ways", size),
+        Column("flops", "FLOPs", "", "convention, of the pairs that are not masked", lambda n: digits(n / 1e9) + " G"),
+        Column("executed_flops", "done", "", "of whole tiles", lambda n: digits(n / 1e9) + " G"),
+        Column("seconds", "time", "s", "", duration),
+    )
+    rows = []
+    for name, step in (("packed", r.step), ("padded", r.padded)):
+        queries, keys = r.rows(step)
+        rows.append(
+            {
+                "layout": name,
+                "query_rows": queries,
+                "key_rows": keys,
+                "asked_bytes": step.hbm_read_bytes + step.hbm_write_bytes,
+                "dram_bytes": step.dram_bytes,
+                "flops": step.flops,
+                "executed_flops": step.executed_flops,
+                "seconds": step.seconds,
+            }
+        )
+    return Table("packed", "Packed, and padded to the longest", columns, tuple(rows))
+
+
+def _orders(r: Ragged) -> Table:
+    columns = (
+        Column("order", "order of blocks", words=True),
+        Column("grid", "grid", words=True),
+        Column("seconds", "time", "s", "", duration),
+        Column("tail_share", "no block", "", "share of processors' time in the launch with the keys", percent),
+    )
+    rows = tuple(
+        {
+            "order": ORDERS[order],
+            "grid": "persistent" if persistent else "a block each",
+            "seconds": step.seconds,
+            "tail_share": step.tail_share,
+        }
+        for (order, persistent), step in r.orders.items()
+    )
+    return Table("orders", "What the order of blocks brings", columns, rows)
+
+
+def _sequences(r: Ragged) -> Table:
+    columns = (
+        Column("queries", "queries", show=lambda n: f"{n:,}"),
+        Column("keys", "keys", show=lambda n: f"{n:,}"),
+        Column("sequences", "sequences", show=lambda n: f"{n:,}"),
+        Column("blocks", "blocks", "", "of each", lambda n: f"{n:,}"),
+        Column("splits", "splits", "", "of the keys", str),
+        Column("cache_bytes", "K and V", "B", "of each", size),
+    )
+    a, s = r.shape, r.step
+    rows = []
+    for (lengths, splits), times in Counter(zip(s.sequences, s.splits, strict=True)).items():
+        p = r.engine.problem(lengths)
+        rows.append(
+            {
+                "queries": lengths.q,
+                "keys": lengths.k,
+                "sequences": times,
+                "blocks": p.heads * cdiv(p.n_q, s.schedule.block_q) * splits,
+                "splits": splits,
+                "cache_bytes": a.kv_heads * (a.d + a.d_v) * dtype(a.dtype).bytes * lengths.k,
+            }
+        )
+    shown = sorted(rows, key=lambda row: (-row["keys"], -row["queries"]))
+    return Table("sequences", "Sequences by length", columns, tuple(shown))
+
+
+def _notes(r: Ragged) -> Iterator[str]:
+    yield ("Model: each sequence is the ordinary dataflow's program, all with one tile, and their blocks share one "
+           "grid. Each sequence stands behind an L2 of its own. Reading the offsets of sequences is not counted. "
+           f"Simulating every processor may change times by {r.step.launch.time.spread_pct} %.")  # fmt: skip
+    if any(s.q == 1 for s in r.step.sequences) and r.shape.group > 1:
+        yield "With one query, the query heads of a K/V head are rows of one tile, so that K and V are loaded once."
+    if any(n > 1 for n in r.step.splits):
+        yield f"Keys are split by the rule {r.engine.rule}; one more launch combines the parts."
+    yield UNVALIDATED
