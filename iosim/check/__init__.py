@@ -38,9 +38,15 @@ __all__ = [
 BUDGET = 2**25  # (query, key) pairs checked: two heads of n = 4096
 
 
+BESIDE = {"bias", "sinks"}
+
+
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A computation whose result is known: of these outputs, the optional ones left out or not, from these inputs."""
+    """A computation whose result is known: of these outputs, the optional ones left out or not, from these inputs.
+
+    A problem may have inputs beside them, which change scores and weights.
+    """
 
     inputs: str
     outputs: str
@@ -51,7 +57,7 @@ class Known:
     def fits(self, program: Program) -> bool:
         """Whether the program has these inputs and outputs."""
         made = _names(program, "out")
-        return _names(program, "in") == set(self.inputs.split()) and set(self.outputs.split()) <= made <= set(
+        return _names(program, "in") - BESIDE == set(self.inputs.split()) and set(self.outputs.split()) <= made <= set(
             self.outputs.split() + self.optional.split()
         )
 
@@ -121,6 +127,7 @@ def _unknown(a: Attention, program: Program) -> str:
     shapes |= {prefix + "K": (*key, a.d) for prefix in ("", "d")} | {
         prefix + "V": (*key, a.d_v) for prefix in ("", "d")
     }
+    shapes |= {"bias": a.bias_shape, "sinks": (a.heads,)}
     for t in program.tensors:
         if t.role != "scratch" and t.scales is None and t.shape != shapes[t.name]:
             return f"not checked: {t.name} has the shape {t.shape}, that of the problem is {shapes[t.name]}"

@@ -14,7 +14,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from iosim.dataflows.flash2 import flash2
-from iosim.dataflows.tiles import key_tiles, mask_edges
+from iosim.dataflows.tiles import Scores, key_tiles, mask_edges
 from iosim.dtypes import dtype
 from iosim.index import cdiv, least, most
 from iosim.problem import Attention
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 USES = ("block_q", "block_k", "splits", "grid_order")
 BACKWARD = "flash-backward"
+TAKES = ("soft-cap", "ALiBi", "bias")
 MOST = 128  # splits by default: their results are combined one after another
 
 
@@ -38,6 +39,8 @@ def split_kv(a: Attention, s: Schedule) -> Program:
     Q = p.tensor("Q", (a.batch, a.heads, a.n_q, a.d), a.dtype, "in")
     K = p.tensor("K", (a.batch, a.kv_heads, a.n_k, a.d), a.dtype, "in")
     V = p.tensor("V", (a.batch, a.kv_heads, a.n_k, a.d_v), a.dtype, "in")
+    scores = Scores.of(p, a)
+    scale = scores.scale
     Ot = p.tensor("O parts", (s.splits, a.batch, a.heads, a.n_q, a.d_v), "fp32", "scratch")
     Lt = p.tensor("L parts", (s.splits, a.batch, a.heads, a.n_q), "fp32", "scratch")
     run = cdiv(cdiv(a.n_k, bk), s.splits)  # key tiles of a split
@@ -52,13 +55,15 @@ def split_kv(a: Attention, s: Schedule) -> Program:
         with p.loop("j", most(lo, t * run), least(hi, (t + 1) * run)) as j:
             k = p.load("k", K[b, kv, rows(j, bk)])
             v = p.load("v", V[b, kv, rows(j, bk)])
+            bias = scores.load(p, b, h, i, j, bq, bk)
             with p.phase("qk"):
                 x = p.matmul("x", q, k.T)
             with p.phase("softmax"):
+                scores.change(p, x, bias, h, i, j, bq, bk, a.scale)
                 mask_edges(p, a, x, i, j, bq, bk, j, (lo, left, right, hi))
                 new = p.max("new", m, p.rowmax("top", x))
-                shrink = p.exp("shrink", m, new, scale=a.scale)
-                p.exp(x, x, new, scale=a.scale)
+                shrink = p.exp("shrink", m, new, scale=scale)
+                p.exp(x, x, new, scale=scale)
                 p.mul(l, l, shrink)
                 p.add(l, l, p.rowsum("sum", x))
                 p.copy(m, new)
@@ -68,7 +73,7 @@ def split_kv(a: Attention, s: Schedule) -> Program:
             with p.phase("pv"):
                 p.matmul(o, pr, v, add=True)
         p.store(Ot[t, b, h, rows(i, bq)], p.div(o, o, l))
-        p.store(Lt[t, b, h, rows(i, bq)], p.add("lse", p.scale("ms", m, by=a.scale), p.log("ln", l)))
+        p.store(Lt[t, b, h, rows(i, bq)], p.add("lse", p.scale("ms", m, by=scale), p.log("ln", l)))
     _combine(p, a, s, Ot, Lt)
     return p.done()
 
