@@ -131,7 +131,9 @@ def _array(path: Path, data: bytes) -> Any:
         with io.BytesIO(data) as stream:
             np.lib.format.read_magic(stream)  # type: ignore[no-untyped-call]
             shape, _, kind = np.lib.format.read_array_header_1_0(stream)
-        if len(shape) != 2 or max(shape) > MOST_BLOCKS or kind.hasobject:
+        if kind.kind not in "biuf":
+            raise InputError(f"block_mask: {path}: has {kind}; numbers or truth values are allowed")
+        if len(shape) != 2 or max(shape) > MOST_BLOCKS:
             raise InputError(
                 f"block_mask: {path}: has the shape {shape}; two axes of 1 to {MOST_BLOCKS} blocks are allowed"
             )

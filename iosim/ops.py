@@ -287,8 +287,8 @@ OPS: Mapping[str, Op] = {
     "matmul": Op(_product, _matmul, lambda out, args: {"matrix": 2 * _size(out) * args[0][1]}),
     "mask": Op(_same, _mask, _lanes(2, "alu"), selects=True),
     "block_mask": Op(_same, _block_mask, _lanes(2, "alu"), selects=True),
-    # A call of Philox: 7 rounds of two wide products, two additions and two exclusive ors, for 16 elements; then a byte is
-    # cut out and compared, and the element chosen.
+    # A call of Philox: 7 rounds of two wide products, two additions and two exclusive ors, for 16 elements; then a byte
+    # is cut out and compared, and the element chosen.
     "dropout": Op(_same, _dropout, lambda out, _: {"alu": 3 * _size(out) - (-7 * 6 * _size(out) // 16)}, selects=True),
     "softcap": Op(_same, _softcap, lambda out, _: {"vector": 2 * _size(out), "exp": _size(out)}),
     "alibi": Op(_same, _alibi, _lanes(2)),

@@ -189,7 +189,8 @@ def softmax(
 ) -> tuple[Double, Double, Double]:
     """Scores made weights exp(score - maximum) in place; then 1 / their sum and the log-sum-exp, one number a row.
 
-    `sinks` are logits, one a head, that count in the sum.  Without them, a row without a visible key has weights of 0, 0 and a log-sum-exp of -inf.
+    `sinks` are logits, one a head, that count in the sum.  Without them, a row without a visible key has weights of 0,
+    0 and a log-sum-exp of -inf.
     """
     if hidden is not None:
         scores[:, hidden] = -np.inf

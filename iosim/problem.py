@@ -195,9 +195,7 @@ class Attention:
         # Query i sees keys first(i) .. end(i) - 1, and those below first(i) that are global.  Both ends climb by 1 a
         # query, and a window of 1 or more keeps first(i) <= end(i), so the sum over the differences of the ends, cut to
         # the keys of a block, is the difference of the sums.
-        if self.block_mask is not None:
-            return self.batch * self.heads * _pairs_of_blocks(self)
-        return self.batch * self.heads * self.visible((0, self.n_q), (0, self.n_k))
+        return self.batch * self.heads * _pairs(self)
 
     def visible(self, queries: tuple[int, int], keys: tuple[int, int]) -> int:
         """Unmasked pairs of one head among these queries and keys, a block mask left aside."""
@@ -232,9 +230,10 @@ class Attention:
 
 
 @lru_cache(maxsize=64)
-def _pairs_of_blocks(a: Attention) -> int:
-    """Pairs of one head that a block mask and a causal mask leave."""
-    assert a.block_mask is not None
+def _pairs(a: Attention) -> int:
+    """Pairs of one head that the masks leave."""
+    if a.block_mask is None:
+        return a.visible((0, a.n_q), (0, a.n_k))
     return sum(a.visible(*box) for box in a.block_mask.boxes(a.n_q, a.n_k))
 
 

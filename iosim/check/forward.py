@@ -35,11 +35,12 @@ l = sum w, p_j = w_j / l, and let a kernel accumulate in float32.  To first orde
     for the rescaling: t roundings, each of r' times a partial sum, add up to chain(t) r', and t times half the smallest
     number.  A partial sum of q k is at most |q| |k|, that of w v is bounded as in 5., l is not concerned.
 
-12. What changes scores.  |c tanh(s / c)| is at most |s| and its slope at most 1, so that a soft-cap passes on an error of
-    s at most; its own operations are wrong by 12u |s|, tanh by 8u of it.  ALiBi and a bias round twice each, to numbers
-    below R + the most that they add, which takes the place of R from there on, as a sink's logit does: 16u of that.
-
-13. Dropout multiplies v by 0 or 1 / (1 - p), see oracle._output; a kernel that stores P before and after it rounds twice.
+12. What changes scores.  |c tanh(s / c)| is at most |s| and its slope at most 1, so that a soft-cap passes on an error
+    of s at most; its own operations are wrong by 12u |s|, tanh by 8u of it.  ALiBi and a bias round twice each, to
+    numbers below R + the most that they add, which takes the place of R from there on, as a sink's logit does: 16u of
+    that.
+13. Dropout multiplies v by 0 or 1 / (1 - p), see oracle._output; a kernel that stores P before and after it rounds
+    twice.
 
 L = m scale + log l: the error of a score, that of l, and 4u of the numbers themselves.
 """
@@ -126,7 +127,7 @@ class Kind:
         computes = [n for kernel in program.kernels for n, _ in walk(kernel.body) if isinstance(n, Compute)]
         narrow = {n.args[0].shape[1] for n in computes if n.op == "matmul" and n.out.dtype == "fp16"}
         scores = next((t.dtype for t in program.tensors if t.name == "S"), a.score_dtype)
-        twice = any(t.name == "P dropped" for t in program.tensors)
+        twice = not a.is_fp8 and any(t.name == "P dropped" for t in program.tensors)
         return cls(parts, scores, tuple(scaled_rows(program).items()), tuple(sorted(narrow)), twice)
 
     def roundings(self, n: int) -> int:

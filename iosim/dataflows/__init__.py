@@ -3,8 +3,8 @@
 A file `my_flow.py` defines `my_flow(attention, schedule) -> Program` and `USES`, the schedule fields that it reads (and
 "grid_order" where its blocks may differ in length); the first line of its docstring is its help.  `COMPUTES` says
 "backward" or "softmax" where that is not "forward", and `BACKWARD` of a forward pass names the dataflow of its
-gradients, which takes what the forward pass leaves.  `TAKES` says which of a problem's FEATURES (iosim/problem.py), such
-as "fp8" data or a "soft-cap", it is written for, if any.
+gradients, which takes what the forward pass leaves.  `TAKES` says which of a problem's FEATURES (iosim/problem.py),
+such as "fp8" data or a "soft-cap", it is written for, if any.
 A `plan(attention, hardware, given, rule) -> (Schedule, why)` in it chooses the schedule where the general rule
 (iosim/study/choose.py) does not do.  Other packages add theirs under the entry point group "iosim.dataflows", and
 `--dataflow ./mine.py` takes one from a file.

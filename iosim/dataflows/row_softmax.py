@@ -50,7 +50,8 @@ def row_softmax(
 ) -> None:
     """The kernel: P = gain softmax(S) with the masks of `a`, and L = log(sum(exp(S))) by rows where it is asked for.
 
-    `sinks`: a logit a head that counts in the sum.  `once`: the papers count the operands once (see Kernel).  `masked`: S has the masks already.
+    `sinks`: a logit a head that counts in the sum.  `once`: the papers count the operands once (see Kernel).  `masked`:
+    S has the masks already.
     """
     own = s.of("softmax")
     r, c = own.softmax_rows, own.softmax_cols

@@ -8,8 +8,8 @@ S and P are stored in the data dtype, or in fp32, and then P is cast for the sec
 A library may run as kernels of their own ("scale", "copy" and "mask" among the schedule's `separate`) the scaling of
 Q, a copy of each operand into the layout that its products take, and the mask; and it may walk the scores in bands.
 
-A soft-cap, ALiBi and a bias are applied to scores before they are stored.  Dropout is a kernel of its own, which reads P
-and writes it again, with a byte an element that the gradient needs.
+A soft-cap, ALiBi and a bias are applied to scores before they are stored.  Dropout is a kernel of its own, which reads
+P and writes it again, with a byte an element that the gradient needs.
 
 In fp8 (the baseline of FlashAttention-3's Table 3) a head's Q, K and V have one scale each, S is in fp16, and P in fp8,
 multiplied by 2^8.
@@ -104,7 +104,7 @@ def standard(a: Attention, s: Schedule) -> Program:
             with p.phase("pv"):
                 p.matmul(o, pr, v, add=True)
         if a.is_fp8:
-            p.mul(o, o, p.scale("sv / gain", p.load("sv", SV[b, kv, rows(0, 1)]), by=1 / GAIN))
+            p.mul(o, o, p.scale("sv / gain", p.load("sv", SV[b, kv, rows(0, 1)]), by=1 / GAIN / (1 - a.dropout)))
         p.store(O[b, h, rows(i, bq), rows(c, cols)], o)
     return p.done()
 
@@ -143,5 +143,6 @@ def _dropped(p: Builder, a: Attention, P: Tensor) -> Tensor:
         one = p.fill("one", shape=(r, cols), value=1, dtype="fp8_e4m3")
         drop(p, a, one, b, h, i, j, r, cols)
         p.store(kept[view], one)
-        p.store(dropped[view], p.scale("y", p.mul("z", x, one), by=1 / (1 - a.dropout)))
+        y = p.mul("y", x, one)
+        p.store(dropped[view], y if a.is_fp8 else p.scale(y, y, by=1 / (1 - a.dropout)))  # fp8 has no room: see output
     return dropped

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from iosim.blockmask import BlockMask
 from iosim.errors import InputError
 from iosim.index import Ex, Index, cdiv, least, lookup, most
 from iosim.problem import Attention
@@ -49,7 +50,8 @@ def key_runs(a: Attention, i: Ex, block_q: int, block_k: int) -> list[tuple[str,
     """
     lo, left, right, hi = key_tiles(a, i, block_q, block_k)
     if a.block_mask is not None:
-        return [(name, (most(lo, t[0]), left, right, least(hi, t[1]))) for name, t in _runs(a, i, block_q, block_k)]
+        runs = _runs(a, a.block_mask, i, block_q, block_k)
+        return [(name, (most(lo, first), left, right, least(hi, end))) for name, (first, end) in runs]
     if not a.global_tokens:
         return [("j", (lo, left, right, hi))]
     tokens = min(a.global_tokens, a.n_k)
@@ -59,13 +61,11 @@ def key_runs(a: Attention, i: Ex, block_q: int, block_k: int) -> list[tuple[str,
     return [("s", (0, 0, whole, least(hi, tiles))), ("j", (most(lo, tiles), left, right, hi))]
 
 
-def _runs(a: Attention, i: Ex, block_q: int, block_k: int) -> list[tuple[str, tuple[Ex, Ex]]]:
-    """For each run of blocks in a row of the block mask a loop's name, and its first and last key tiles at query tile i.
+def _runs(a: Attention, mask: BlockMask, i: Ex, block_q: int, block_k: int) -> list[tuple[str, tuple[Ex, Ex]]]:
+    """For each run of blocks in a row of the mask: a loop's name, and its first and end key tile at query tile i.
 
     Raises InputError for tiles that do not divide blocks, and for more runs than MOST_RUNS.
     """
-    mask = a.block_mask
-    assert mask is not None
     height, width = mask.size(a.n_q, a.n_k)
     for name, tile, size, what in (("block_q", block_q, height, "rows"), ("block_k", block_k, width, "keys")):
         if size % tile:
@@ -75,7 +75,8 @@ def _runs(a: Attention, i: Ex, block_q: int, block_k: int) -> list[tuple[str, tu
     if count > MOST_RUNS:
         row = next(n for n, some in enumerate(runs) if len(some) == count)
         raise InputError(
-            f"block_mask: {mask.origin}: row {row} has {count} runs of blocks; {MOST_RUNS} is the most, as each is a loop"
+            f"block_mask: {mask.origin}: row {row} has {count} runs of blocks; {MOST_RUNS} is the most, as each is a "
+            f"loop"
         )
     out = []
     for n in range(max(1, count)):

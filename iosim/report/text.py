@@ -69,13 +69,16 @@ def headline(a: Attention, computes: str = "forward") -> str:
     return f"{what}: batch {a.batch}, {heads}, {length}{width}, {a.dtype}{mask}"
 
 
+_BIASES = {"shared": "for all heads", "heads": "for each head", "full": "for each batch and head"}
+
+
 def _changes(a: Attention) -> str:
     """What changes scores and weights, in words."""
     words = {
         f"{a.global_tokens:,} global tokens": a.global_tokens,
         f"soft-cap {a.softcap or 0:g}": a.softcap is not None,
         "ALiBi": a.alibi,
-        f"{a.bias} bias": a.bias is not None,
+        f"a bias {_BIASES.get(a.bias or '', '')}": a.bias is not None,
         "sinks": a.sinks,
         f"dropout {a.dropout:g}": a.dropout,
     }
