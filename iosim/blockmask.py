@@ -129,7 +129,7 @@ def _array(path: Path, data: bytes) -> Any:
                     raise InputError(f"block_mask: {path}: its array is larger than {_MOST_BYTES:,} bytes")
                 data = archive.read(names[0])
         with io.BytesIO(data) as stream:
-            np.lib.format.read_magic(stream)  # type: ignore[no-untyped-call]
+            np.lib.format.read_magic(stream)
             shape, _, kind = np.lib.format.read_array_header_1_0(stream)
         if kind.kind not in "biuf":
             raise InputError(f"block_mask: {path}: has {kind}; numbers or truth values are allowed")

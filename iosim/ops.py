@@ -182,7 +182,8 @@ def _dropout(
     from iosim.philox import kept
 
     query = np.asarray(row)[..., None] + np.arange(x.shape[-2])
-    return np.multiply(x, kept(batch, head, query, col, x.shape[-1], probability), out=out)
+    left: Array = kept(batch, head, query, col, x.shape[-1], probability).astype(np.float32)
+    return np.multiply(x, left, out=out)
 
 
 def _fma(a: Array, b: Array, *, by: float, out: Array | None = None) -> Array:

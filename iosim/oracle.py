@@ -157,9 +157,8 @@ def _kept(heads: Heads, first: int, rows: int, keys: slice) -> NDArray[np.bool_]
 def _slope(head: int, heads: int) -> float:
     """ALiBi's, from the authors' words: a geometric sequence that ends with 2^-8; see problem.alibi_slope."""
     power = 2 ** (heads.bit_length() - 1)
-    if head < power:
-        return float(2.0 ** (-8 / power)) ** (head + 1)
-    return float(2.0 ** (-4 / power)) ** (2 * (head - power) + 1)
+    eighths = (head + 1) / power if head < power else (2 * (head - power) + 1) / (2 * power)
+    return float(np.exp2(-8 * eighths))
 
 
 def visible(a: Attention, first: int, rows: int) -> tuple[slice, NDArray[np.bool_] | None]:

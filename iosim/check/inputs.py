@@ -84,6 +84,24 @@ class Normal:
         return out
 
 
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """A Source whose V is the first `columns` of K."""
+
+    source: Source
+    columns: int
+
+    @property
+    def values_std(self) -> float | None:
+        return None
+
+    def rows(self, name: str, batch: int, head: int, rows: Range) -> Single:
+        """See Source."""
+        if name == "V":
+            return np.ascontiguousarray(self.source.rows("K", batch, head, rows)[:, : self.columns])
+        return self.source.rows(name, batch, head, rows)
+
+
 def large_logits(attention: Attention, seed: int = 0) -> Normal:
     """Inputs whose scaled scores reach about 10^4 on either side."""
     return Normal(attention=attention, seed=seed, q=50.0, k=50.0, s=2500.0)

@@ -5,6 +5,7 @@ A file `my_flow.py` defines `my_flow(attention, schedule) -> Program` and `USES`
 "backward" or "softmax" where that is not "forward", and `BACKWARD` of a forward pass names the dataflow of its
 gradients, which takes what the forward pass leaves.  `TAKES` says which of a problem's FEATURES (iosim/problem.py),
 such as "fp8" data or a "soft-cap", it is written for, if any.
+A `refuses(attention) -> str` says, in one line, why a problem's shape is none for it, "" where it is.
 A `plan(attention, hardware, given, rule) -> (Schedule, why)` in it chooses the schedule where the general rule
 (iosim/study/choose.py) does not do.  Other packages add theirs under the entry point group "iosim.dataflows", and
 `--dataflow ./mine.py` takes one from a file.
@@ -58,8 +59,9 @@ SHARED = {"__init__", "elementwise", "row_softmax", "split_rules", "tiles"}  # f
 class Dataflow:
     """A named way to compute attention: writes the program for a problem under a schedule.
 
-    `plan` chooses the schedule where the dataflow has a rule of its own.  `backward` names the dataflow of its
-    gradients, "" where there is none.  `file` is the one that a user gave it in.  `written` keeps what was written.
+    `plan` chooses the schedule where the dataflow has a rule of its own; `refuses` says why a problem's shape is none
+    for it.  `backward` names the dataflow of its gradients, "" where there is none.  `file` is the one that a user gave
+    it in.  `written` keeps what was written.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Dataflow:
     backward: str = ""
     takes: tuple[str, ...] = ()
     file: str = ""
+    refuses: Callable[[Attention], str] | None = None
     written: dict[tuple[Attention, Schedule], Program] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -82,7 +85,7 @@ class Dataflow:
                 option, what = FEATURES[feature]
                 able = sorted(n for n in _shipped() if feature in (flow := load_dataflow(n)).takes and self._like(flow))
                 return f"{option}: {self.name} is not written for {what}; {_listed(able)}"
-        return ""
+        return self.refuses(a) if self.refuses is not None else ""
 
     def _like(self, other: Dataflow) -> bool:
         return other.computes == self.computes
@@ -210,4 +213,5 @@ def _from_module(module: ModuleType, stem: str) -> Dataflow:
         raise InputError(
             f"dataflow: TAKES of {module.__file__} names {unknown[0]!r}; {', '.join(FEATURES)} are allowed"
         )
-    return Dataflow(stem.replace("_", "-"), first, uses, write, plan, computes, backward or "", tuple(takes or ()))
+    return Dataflow(stem.replace("_", "-"), first, uses, write, plan, computes, backward or "", tuple(takes or ()),
+                    refuses=getattr(module, "refuses", None))  # fmt: skip

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 USES = ("block_q", "block_k", "splits", "grid_order")
 BACKWARD = "flash-backward"
 TAKES = ("soft-cap", "ALiBi", "bias")
+COMBINED = 8  # heads of a block that combines results of one query
 MOST = 128  # splits by default: their results are combined one after another
 
 
@@ -74,21 +75,26 @@ def split_kv(a: Attention, s: Schedule) -> Program:
                 p.matmul(o, pr, v, add=True)
         p.store(Ot[t, b, h, rows(i, bq)], p.div(o, o, l))
         p.store(Lt[t, b, h, rows(i, bq)], p.add("lse", p.scale("ms", m, by=scale), p.log("ln", l)))
-    _combine(p, a, s, Ot, Lt)
+    combine(p, a, s, Ot, Lt)
     return p.done()
 
 
-def _combine(p: Builder, a: Attention, s: Schedule, Ot: Tensor, Lt: Tensor) -> None:
-    """O = sum over t of exp(L_t - L) O_t, with L = log(sum of exp(L_t)): an online softmax over the splits."""
-    bq = s.block_q
+def combine(p: Builder, a: Attention, s: Schedule, Ot: Tensor, Lt: Tensor, *, over_heads: bool = False) -> None:
+    """O = sum over t of exp(L_t - L) O_t, with L = log(sum of exp(L_t)): an online softmax over the splits.
+
+    A tile has query rows of one head, or, `over_heads`, heads of the one query that there is.
+    """
+    bq = min(s.block_q, COMBINED) if over_heads else s.block_q
     O = p.tensor("O", (a.batch, a.heads, a.n_q, a.d_v), a.dtype, "out")
-    with p.kernel("combine", b=a.batch, h=a.heads, i=cdiv(a.n_q, bq)) as (b, h, i):
+    grid = {"i": cdiv(a.heads, bq)} if over_heads else {"h": a.heads, "i": cdiv(a.n_q, bq)}
+    with p.kernel("combine", b=a.batch, **grid) as (b, *at):
+        place = (b, rows(at[0], bq), 0) if over_heads else (b, at[0], rows(at[1], bq))
         m = p.fill("m", shape=(bq, 1), value=-inf)
         l = p.fill("l", shape=(bq, 1), value=0)
         o = p.fill("o", shape=(bq, a.d_v), value=0)
         with p.loop("t", 0, s.splits) as t:
-            lt = p.load("lt", Lt[t, b, h, rows(i, bq)])
-            ot = p.load("ot", Ot[t, b, h, rows(i, bq)])
+            lt = p.load("lt", Lt[(t, *place)])
+            ot = p.load("ot", Ot[(t, *place)])
             with p.phase("weights"):
                 new = p.max("new", m, lt)
                 shrink = p.exp("shrink", m, new)
@@ -99,10 +105,10 @@ def _combine(p: Builder, a: Attention, s: Schedule, Ot: Tensor, Lt: Tensor) -> N
             with p.phase("sum"):
                 p.mul(o, o, shrink)
                 p.add(o, o, p.mul("part", ot, weight))
-        p.store(O[b, h, rows(i, bq)], p.div("out", o, l))
+        p.store(O[place], p.div("out", o, l))
         if a.lse:
             L = p.tensor("L", (a.batch, a.heads, a.n_q), "fp32", "out")
-            p.store(L[b, h, rows(i, bq)], p.add("lse", m, p.log("ln", l)))
+            p.store(L[place], p.add("lse", m, p.log("ln", l)))
 
 
 def plan(a: Attention, hardware: Hardware, given: Mapping[str, Any], rule: Rule) -> tuple[Schedule, str]:

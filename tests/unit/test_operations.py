@@ -169,7 +169,7 @@ def test_bytes_and_pairs_of_a_block_mask(table: list[list[int]], causal: bool) -
 
 
 def test_time_goes_with_the_blocks_that_are_left() -> None:
-    """A band of 1 and of 7 blocks a row of 16 around the diagonal, and all: a fixed part, and one that goes with them."""
+    """A band of 1 and of 7 blocks a row of 16, and all of them: a fixed part, and one that goes with them."""
     seconds, left = [], []
     for width in (1, 4, 16):
         band = np.abs(np.subtract.outer(np.arange(16), np.arange(16))) < width
