@@ -378,6 +378,32 @@ def check_split_kv(a: Attention, s: Schedule, program: Program) -> None:
     return None
 
 
+def check_mla(a: Attention, s: Schedule, program: Program) -> None:
+    # V is the first columns of K, which is loaded once for both products: in decoding by each tile of heads, else by
+    # each head; a split reads Q again, and leaves O and L in fp32, which are read again once.
+    inputs = forward_inputs(a)
+    inputs["V"] = inputs["K"][..., : a.d_v]
+    exact, got = forward(a, inputs), outputs(program, inputs)
+    assert_close(a, got["O"], exact["O"], roundings=4, name="O")
+    assert ("L" in got) == a.lse
+    if a.lse:
+        assert_close(a, got["L"], exact["L"], roundings=0, name="L")
+    e, heads = dtype(a.dtype).bytes, a.batch * a.heads
+    keys = a.batch * ceil(a.heads / s.block_q) * a.n_k
+    if a.n_q > 1:
+        keys = heads * int((visits(a, s) @ pieces(a.n_k, s.block_k)).sum())
+    parts = s.splits * heads * a.n_q * 4 if s.splits > 1 else 0
+    expected = {
+        "Q": {"read": s.splits * heads * a.n_q * a.d * e},
+        "K": {"read": keys * a.d * e},
+        "O parts": {"write": parts * a.d_v, "read": parts * a.d_v},
+        "L parts": {"write": parts, "read": parts},
+        "O": {"write": heads * a.n_q * a.d_v * e},
+        "L": {"write": heads * a.n_q * 4 if a.lse else 0},
+    }
+    assert_bytes(program, expected)
+
+
 def check_backward(a: Attention, program: Program) -> None:
     inputs = forward_inputs(a) | {"dO": normal(a, "dO", (a.batch, a.heads, a.n_q, a.d_v))}
     exact = backward(a, inputs)
@@ -475,6 +501,7 @@ CHECKS: Mapping[str, Check] = {
     "flash1": check_flash1,
     "flash2": check_flash2,
     "flash3": check_flash2,
+    "mla": check_mla,
     "softmax-naive": partial(check_softmax, kind="naive"),
     "softmax-online": partial(check_softmax, kind="online"),
     "softmax-safe": partial(check_softmax, kind="safe"),

@@ -49,6 +49,10 @@ def headline(case: ModelCase) -> str:
         "training": f"training on {n}",
     }
     words += f"; {phases[case.phase]}, batch {case.batch}"
+    if model.latent is not None:
+        size = f"{model.latent.rank} + {model.latent.rope} numbers a token"
+        decoding = f"which the dataflow mla reads as {size}" if case.phase == "decode" else f"cached as {size}"
+        words += f". K and V are latent, {decoding}"
     words += "" if model.dtype else f". It names no dtype: {case.layers[0].problem.dtype} is taken"
     return words + (f". Not modelled: {', '.join(model.beside)}" if model.beside else "")
 

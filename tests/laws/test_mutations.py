@@ -41,6 +41,8 @@ PROBLEMS = (
         sinks=True, dropout=0.3, bias="heads",
     ),
     Attention(n_q=79, n_k=70, d=8, causal=True, dtype="fp32", block_mask=BlockMask.of([[0, 1, 0], [1, 0, 1]])),
+    Attention(n_q=1, n_k=31, d=8, d_v=5, heads=9, kv_heads=1, batch=2, lse=True, dtype="fp32"),
+    Attention(n_q=23, n_k=31, d=8, d_v=5, heads=2, kv_heads=1, causal=True, window=9, lse=True, dtype="fp32"),
 )  # fmt: skip
 SCHEDULES = (
     Schedule(block_q=8, block_k=6, block_d=7, splits=3, softmax="online", softmax_rows=2, softmax_cols=7),
@@ -104,6 +106,11 @@ BY_HAND = {  # by file: (old, new); each `old` is in the file once
         ('weight = p.exp("weight", lt, new)', 'weight = p.exp("weight", lt, m)'),
         ("least(hi, (t + 1) * run)", "hi"),
         ("cdiv(cdiv(a.n_k, bk), s.splits)", "cdiv(a.n_k, bk) // s.splits"),
+    ],
+    "mla": [
+        ("(t + 1) * run)", "hi)"),
+        ("if L is not O:", "if parts:"),
+        ("over_heads=decoding", "over_heads=False"),
     ],
     "flash_backward": [
         ("by=1 / a.scale", "by=a.scale"),
