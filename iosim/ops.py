@@ -152,8 +152,9 @@ def _alibi(
     query = np.asarray(row, np.int32)[..., None, None] + np.arange(x.shape[-2], dtype=np.int32)[:, None]
     shift = np.asarray(col, np.int32)[..., None, None]
     apart = np.abs(query + np.int32(diagonal) - shift - np.arange(x.shape[-1], dtype=np.int32)).astype(np.float32)
-    slope = np.asarray(alibi_slope(head, heads), np.float32)[..., None, None]
-    return np.subtract(x if by == 1 else x * np.float32(by), slope * apart, out=out)
+    slope: Array = np.asarray(alibi_slope(head, heads), np.float32)[..., None, None]
+    result: Array = np.subtract(x if by == 1 else x * np.float32(by), slope * apart, out=out)
+    return result
 
 
 def _block_mask(

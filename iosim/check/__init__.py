@@ -74,8 +74,8 @@ def _check_latent(a: Attention, programs: Sequence[Program], source: Source, see
 
 
 KNOWN = (
-    Known("Q K", "O", "L", _check_latent, forward_memory),
     Known("Q K V", "O", "L", check_forward, forward_memory),
+    Known("Q K", "O", "L", _check_latent, forward_memory),
     Known("S", "P", "L", check_softmax, softmax_memory),
     Known("Q K V O dO L", "dQ dK dV", "", check_backward, backward_memory),
     Known("Q K V dO P", "dQ dK dV", "", check_backward, backward_memory),
@@ -119,7 +119,7 @@ def memory_needed(attention: Attention, programs: Sequence[Program] = ()) -> int
     """Bytes that a check of these programs holds at least, of flash2's kind where there are none."""
     groups = [(known, [p for p in programs if known.fits(p)]) for known in KNOWN]
     return max(
-        (known.memory(attention, group) for known, group in groups if group or known.compare is check_forward),
+        (known.memory(attention, group) for known, group in groups if group or known is KNOWN[0]),
         default=0,
     )
 

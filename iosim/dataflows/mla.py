@@ -18,7 +18,7 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from iosim.dataflows.split_kv import MOST, combine
+from iosim.dataflows.split_kv import COMBINED, MOST, combine
 from iosim.dataflows.tiles import key_tiles, mask_edges
 from iosim.dtypes import dtype
 from iosim.index import cdiv, least, most
@@ -137,5 +137,5 @@ def _splits(a: Attention, hardware: Hardware, s: Schedule) -> int:
     """No processor gets a second block by splitting; of these the fewest bytes: of keys, then of results."""
     tiles, blocks = int(cdiv(a.n_k, s.block_k)), a.batch * int(cdiv(a.heads, s.block_q))
     room = max(1, min(tiles, MOST, (hardware.processors or 1) // blocks))
-    keys, results = s.block_k * a.d * dtype(a.dtype).bytes, s.block_q * (a.d_v + 1) * 4
+    keys, results = s.block_k * a.d * dtype(a.dtype).bytes, min(s.block_q, COMBINED) * (a.d_v + 1) * 4
     return min(range(1, room + 1), key=lambda n: int(cdiv(tiles, n)) * keys + (n * results if n > 1 else 0))
