@@ -9,6 +9,8 @@ In decoding (one query) the rows of a tile are heads, of which all read the same
 block_q of them.  The keys are then dealt to `splits` blocks, as in split-kv.  In prefill the rows are queries of one
 head.  Without absorption it is plain attention (flash2, split-kv) of d = 192 and d_v = 128 with as many key/value heads
 as heads, whose K and V take heads * (192 + 128) numbers a token where the latent takes 576.
+
+Scores are scaled by 1 / sqrt(d) of the problem, where a model scales by its 192: other values, the same bytes and time.
 """
 
 from __future__ import annotations

@@ -111,6 +111,13 @@ class ModelCase:
         return sum(part.count for part in self.layers)
 
     @property
+    def not_modelled(self) -> tuple[str, ...]:
+        """What the model's kernels do to scores and the problems do not say, as --softcap and --alibi make them."""
+        problem = self.layers[0].problem
+        said = {"soft-capped scores": problem.softcap is not None, "ALiBi biases": problem.alibi}
+        return tuple(words for words in self.model.beside if not said.get(words))
+
+    @property
     def kv_bytes(self) -> int:
         """K and V of all tokens in all these layers: the cache, where nothing is forgotten; or the latent."""
         latent = self.model.latent

@@ -52,7 +52,7 @@ SCHEDULES = (
 SHARED = {  # the dataflows that use a shared file
     "elementwise": ("standard", "standard-backward"),
     "row_softmax": ("softmax-naive", "softmax-safe", "softmax-online", "standard"),
-    "tiles": ("flash2", "flash1", "split-kv", "flash-backward", "softmax-safe", "standard"),
+    "tiles": ("flash2", "standard", "flash1", "split-kv", "flash-backward", "softmax-safe"),
 }
 
 
@@ -110,7 +110,7 @@ BY_HAND = {  # by file: (old, new); each `old` is in the file once
     "mla": [
         ("(t + 1) * run)", "hi)"),
         ("if L is not O:", "if parts:"),
-        ("over_heads=decoding", "over_heads=False"),
+        ("p.matmul(x, qr, r.T, add=True)", "p.matmul(x, qr, r.T)"),
     ],
     "flash_backward": [
         ("by=1 / a.scale", "by=a.scale"),

@@ -173,6 +173,14 @@ def test_latent_attention_is_plain_in_prefill_and_one_head_in_decoding() -> None
         load_model(CONFIGS["deepseek-v3"], d=56)
 
 
+def test_what_an_option_models_is_not_said_to_be_left_out() -> None:
+    model = load_model(CONFIGS["gemma-2-9b"])
+    assert model.case(n=64).not_modelled == ("soft-capped scores",)
+    capped = model.case(n=64, softcap=50.0)
+    assert capped.not_modelled == ()
+    assert {layers.problem.softcap for layers in capped.layers} == {50.0}
+
+
 def test_layers_of_other_kinds_are_left_out_by_name() -> None:
     model = load_model(tiny(layer_types=["linear_attention"] * 6 + ["full_attention"] * 2, linear_num_key_heads=16))
     with pytest.raises(iosim.InputError, match=r"6 of 8 layers are 'linear_attention'.*--layers full leaves them out"):
