@@ -97,6 +97,8 @@ def load_block_mask(file: str | os.PathLike[str]) -> BlockMask:
         if path.stat().st_size > _MOST_BYTES:
             raise InputError(f"block_mask: {path}: is larger than {_MOST_BYTES:,} bytes")
         data = path.read_bytes()
+    except InputError:
+        raise
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
         raise InputError(f"block_mask: {str(file)!r}: cannot be read: {error!s:.100}") from None
     if data[:4] == b"PK\x03\x04" or data[:6] == b"\x93NUMPY":
