@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from iosim.blockmask import BlockMask, load_block_mask
     from iosim.check.given import Inputs, load_inputs
     from iosim.dataflows import dataflow_names, load_dataflow
     from iosim.errors import InputError, IosimError, OutputError
@@ -30,6 +31,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Attention": "problem",
+    "BlockMask": "blockmask",
     "Comparison": "study.run",
     "Hardware": "hardware",
     "InputError": "errors",
@@ -48,6 +50,7 @@ _HOMES = {
     "compare": "study.run",
     "compare_model": "study.layers",
     "dataflow_names": "dataflows",
+    "load_block_mask": "blockmask",
     "load_dataflow": "dataflows",
     "load_hardware": "hardware",
     "load_inputs": "check.given",
@@ -62,6 +65,7 @@ _HOMES = {
 
 __all__ = [
     "Attention",
+    "BlockMask",
     "Comparison",
     "Hardware",
     "InputError",
@@ -80,6 +84,7 @@ __all__ = [
     "compare",
     "compare_model",
     "dataflow_names",
+    "load_block_mask",
     "load_dataflow",
     "load_hardware",
     "load_inputs",

@@ -1,6 +1,6 @@
 """Index expressions: what a tile program may say about where a block reads and how far its loops run.
 
-    Expr = int | index | e + e | e * const | e // const | least(e, e) | most(e, e)
+    Expr = int | index | e + e | e * const | e // const | least(e, e) | most(e, e) | table[e]
 
 They are small trees, compared and hashed by value.  `at(e, env)` evaluates one over ints or numpy arrays,
 or replaces some of its indices and leaves the rest.
@@ -102,6 +102,18 @@ class Most(Expr):
         return f"max({self.a}, {self.b})"
 
 
+@dataclass(frozen=True, slots=True)
+class Lookup(Expr):
+    """The value of a table at `a`; `name` is what it is called."""
+
+    name: str
+    table: tuple[int, ...]
+    a: Expr
+
+    def __str__(self) -> str:
+        return f"{self.name}[{self.a}]"
+
+
 # The constructors fold constants; they also accept numpy arrays, which is how `at` evaluates over a grid.
 
 
@@ -159,6 +171,19 @@ def _extreme(a: Any, b: Any, node: Any, ints: Any, ufunc: str) -> Any:
     return getattr(np, ufunc)(a, b)
 
 
+def lookup(name: str, table: tuple[int, ...], a: Any) -> Any:
+    """table[a]; what is the same everywhere is a number."""
+    if len(set(table)) == 1:
+        return table[0]
+    if isinstance(a, Expr):
+        return Lookup(name, table, a)
+    if isinstance(a, int):
+        return table[a]
+    import numpy as np
+
+    return np.array(table)[a]
+
+
 def cdiv(a: Any, divisor: int) -> Any:
     """a / divisor, rounded up."""
     return (a + (divisor - 1)) // divisor
@@ -182,6 +207,8 @@ def at(e: Any, env: Mapping[str, Any]) -> Any:
             return least(at(a, env), at(b, env))
         case Most(a, b):
             return most(at(a, env), at(b, env))
+        case Lookup(name, table, a):
+            return lookup(name, table, at(a, env))
         case _:
             return e
 
@@ -195,6 +222,8 @@ def named(e: Ex, names: Mapping[Ex, str]) -> Ex:
             return type(e)(named(a, names), named(b, names))
         case Times(a, n) | Quotient(a, n):
             return type(e)(cast(Expr, named(a, names)), n)
+        case Lookup(name, table, a):
+            return Lookup(name, table, cast(Expr, named(a, names)))
         case _:
             return e
 
@@ -206,7 +235,7 @@ def indices(e: Ex) -> frozenset[str]:
             return frozenset((name,))
         case Plus(a, b) | Least(a, b) | Most(a, b):
             return indices(a) | indices(b)
-        case Times(a, _) | Quotient(a, _):
+        case Times(a, _) | Quotient(a, _) | Lookup(_, _, a):
             return indices(a)
         case _:
             return frozenset()

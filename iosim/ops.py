@@ -8,7 +8,7 @@ counted on whole tiles, as the hardware executes them:
     matrix   FLOPs (a multiply-add is two)
     vector   FP32 lane operations (a fused multiply-add is one)
     alu      lane operations of the other kind: maxima, comparisons, conversions
-    exp      special-function operations (exp2, log2, reciprocal)
+    exp      special-function operations (exp2, log2, reciprocal, tanh)
 
 A scale that follows the difference of an exp is one fused multiply-add with it; a conversion makes two numbers at once.
 
@@ -41,7 +41,7 @@ class ShapeError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operation; see the module's docstring.  One that `selects` gives values of its operands, or -inf."""
+    """One operation; see the module's docstring.  One that `selects` gives values of its operands, -inf or 0."""
 
     shape: Callable[[tuple[Shape, ...], Params], Shape]
     run: Callable[..., Array]
@@ -54,6 +54,10 @@ def _broadcast(shapes: tuple[Shape, ...], _: Params) -> Shape:
     if any(s[0] not in (1, rows) or s[1] not in (1, cols) for s in shapes):
         raise ShapeError(f"tiles of shapes {', '.join(map(str, shapes))} do not broadcast")
     return rows, cols
+
+
+def _same(shapes: tuple[Shape, ...], _: Params) -> Shape:
+    return shapes[0]
 
 
 def _given(_: tuple[Shape, ...], params: Params) -> Shape:
@@ -94,9 +98,20 @@ def _copy(a: Array, out: Array) -> Array:
 
 
 def _mask(
-    x: Array, *, row: Any, col: Any, keys: int, diagonal: int | None, low: int | None, out: Array | None = None
+    x: Array,
+    *,
+    row: Any,
+    col: Any,
+    keys: int,
+    diagonal: int | None,
+    low: int | None,
+    kept: int = 0,
+    out: Array | None = None,
 ) -> Array:
-    """-inf where the key's index is not below `keys`, exceeds the query's + `diagonal`, or is below its + `low`."""
+    """-inf where the key's index is not below `keys`, exceeds the query's + `diagonal`, or is below its + `low`.
+
+    The last of these does not hide keys below `kept`.
+    """
     import numpy as np
 
     query = np.asarray(row, np.int32)[..., None, None] + np.arange(x.shape[-2], dtype=np.int32)[:, None]
@@ -107,12 +122,76 @@ def _mask(
         end = np.minimum(end, query + np.int32(diagonal + 1))
     hidden = key >= end - shift
     if low is not None:
-        hidden = hidden | (key < query + np.int32(low) - shift)
+        before = key < query + np.int32(low) - shift
+        hidden = hidden | (before & (key >= kept - shift) if kept else before)
     out = np.empty(np.broadcast_shapes(x.shape, hidden.shape), np.float32) if out is None else out
     if out is not x:
         out[...] = x
     np.copyto(out, np.float32(-np.inf), where=hidden)
     return out
+
+
+def _softcap(x: Array, *, by: float, cap: float, out: Array | None = None) -> Array:
+    """cap * tanh(by * x / cap)."""
+    import numpy as np
+
+    out = np.multiply(x, np.float32(by / cap), out=out)
+    np.tanh(out, out=out)
+    out *= np.float32(cap)
+    return out
+
+
+def _alibi(
+    x: Array, *, by: float, row: Any, col: Any, diagonal: int, head: Any, heads: int, out: Array | None = None
+) -> Array:
+    """by * x - slope * |query + diagonal - key|, for the slope of a query head."""
+    import numpy as np
+
+    from iosim.problem import alibi_slope
+
+    query = np.asarray(row, np.int32)[..., None, None] + np.arange(x.shape[-2], dtype=np.int32)[:, None]
+    shift = np.asarray(col, np.int32)[..., None, None]
+    apart = np.abs(query + np.int32(diagonal) - shift - np.arange(x.shape[-1], dtype=np.int32)).astype(np.float32)
+    slope: Array = np.asarray(alibi_slope(head, heads), np.float32)[..., None, None]
+    result: Array = np.subtract(x if by == 1 else x * np.float32(by), slope * apart, out=out)
+    return result
+
+
+def _block_mask(
+    x: Array, *, row: Any, col: Any, blocks: tuple[bytes, ...], height: int, width: int, out: Array | None = None
+) -> Array:
+    """-inf where the block of the query's and the key's index is 0."""
+    import numpy as np
+
+    table = np.array([list(line) for line in blocks], bool)
+    query = (np.asarray(row)[..., None, None] + np.arange(x.shape[-2])[:, None]) // height
+    key = (np.asarray(col)[..., None, None] + np.arange(x.shape[-1])) // width
+    seen = table[np.minimum(query, len(table) - 1), np.minimum(key, len(table[0]) - 1)]
+    out = np.empty(np.broadcast_shapes(x.shape, seen.shape), np.float32) if out is None else out
+    if out is not x:
+        out[...] = x
+    np.copyto(out, np.float32(-np.inf), where=~seen)
+    return out
+
+
+def _dropout(
+    x: Array, *, row: Any, col: Any, batch: Any, head: Any, probability: float, out: Array | None = None
+) -> Array:
+    """x, and 0 where dropout takes it."""
+    import numpy as np
+
+    from iosim.philox import kept
+
+    query = np.asarray(row)[..., None] + np.arange(x.shape[-2])
+    left: Array = kept(batch, head, query, col, x.shape[-1], probability).astype(np.float32)
+    return np.multiply(x, left, out=out)
+
+
+def _fma(a: Array, b: Array, *, by: float, out: Array | None = None) -> Array:
+    """by * a + b."""
+    import numpy as np
+
+    return np.add(a if by == 1 else a * np.float32(by), b, out=out)
 
 
 _LEAST = -87.0  # exp of less is below 2^-126
@@ -208,7 +287,14 @@ def _lanes(count: int, unit: str = "vector") -> Callable[[Shape, tuple[Shape, ..
 OPS: Mapping[str, Op] = {
     "fill": Op(_given, _fill, _lanes(1)),
     "matmul": Op(_product, _matmul, lambda out, args: {"matrix": 2 * _size(out) * args[0][1]}),
-    "mask": Op(lambda shapes, _: shapes[0], _mask, _lanes(2, "alu"), selects=True),
+    "mask": Op(_same, _mask, _lanes(2, "alu"), selects=True),
+    "block_mask": Op(_same, _block_mask, _lanes(2, "alu"), selects=True),
+    # A call of Philox: 7 rounds of two wide products, two additions and two exclusive ors, for 16 elements; then a byte
+    # is cut out and compared, and the element chosen.
+    "dropout": Op(_same, _dropout, lambda out, _: {"alu": 3 * _size(out) - (-7 * 6 * _size(out) // 16)}, selects=True),
+    "softcap": Op(_same, _softcap, lambda out, _: {"vector": 2 * _size(out), "exp": _size(out)}),
+    "alibi": Op(_same, _alibi, _lanes(2)),
+    "fma": Op(_broadcast, _fma, _lanes(1)),
     "rowmax": Op(_column, _rowmax, _lanes(1, "alu"), selects=True),
     "rowsum": Op(_column, _rowsum, _lanes(1)),
     "max": Op(_broadcast, _max, _lanes(1, "alu"), selects=True),

@@ -6,10 +6,12 @@ It works on bands of query rows and never forms more than a band of scores.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+
+from iosim.philox import kept
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,16 +62,27 @@ class Heads:
     values_std: float | None
     largest_k: Double  # (heads, 1, 1), the largest |k| of a key
     all_v: Double  # (heads, 1, d_v), bounds the sum of any weights up to 1 times v
+    places: Sequence[tuple[int, int]] = ()  # (batch, query head) of each, where something depends on it
+    sinks: Double | None = field(default=None)  # (heads, 1, 1), the logits of attention sinks
 
     @classmethod
-    def of(cls, attention: Attention, k: Single, v: Single, values_std: float | None) -> Heads:
+    def of(
+        cls,
+        attention: Attention,
+        k: Single,
+        v: Single,
+        values_std: float | None,
+        places: Sequence[tuple[int, int]] = (),
+        sinks: Double | None = None,
+    ) -> Heads:
         """Heads with keys `k` of shape (heads, n_k, d) and values `v`."""
         exact = k.astype(np.float64)
         largest_k = np.sqrt(np.einsum("hjd,hjd->hj", exact, exact).max(-1))[:, None, None]
         all_v = np.abs(v).sum(-2, dtype=np.float64, keepdims=True)
         if values_std is not None:
             all_v = np.minimum(all_v, CONFIDENCE * values_std * np.sqrt(attention.n_k))
-        return cls(attention, exact, v.astype(np.float64), v * v, values_std, largest_k, all_v)
+        logits = None if sinks is None else sinks[:, None, None]
+        return cls(attention, exact, v.astype(np.float64), v * v, values_std, largest_k, all_v, places, logits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +100,12 @@ class Rows:
     partial: Double  # like o: bounds the sum of p v over any part of the keys
 
 
-def attend(heads: Heads, q: Single, first: int, slack: Slack, stored: Sequence[Single] = ()) -> list[Rows]:
+def attend(
+    heads: Heads, q: Single, first: int, slack: Slack, stored: Sequence[Single] = (), bias: Single | None = None
+) -> list[Rows]:
     """Rows `first`, first + 1, ... of attention, for queries `q` of shape (heads, rows, d).
+
+    `bias` (heads or 1, rows, n_k) is added to the scores.
 
     Then, for each array of (heads, rows, n_k) scaled scores in `stored`, as a kernel rounded and stored them: how good
     they are, and the exact softmax and output of these scores.
@@ -98,13 +115,50 @@ def attend(heads: Heads, q: Single, first: int, slack: Slack, stored: Sequence[S
     exact_q = q.astype(np.float64)
     reach = a.scale * np.sqrt((exact_q**2).sum(-1, keepdims=True)) * heads.largest_k
     scores = (exact_q * a.scale) @ heads.k[:, keys].swapaxes(-1, -2)
+    scores, added = changed(heads, scores, first, keys, bias)
+    reach = reach + added
+    left = _kept(heads, first, q.shape[1], keys) if a.dropout else None
     ratios = [_score_ratio(s[..., keys], scores, reach, hidden, slack) for s in stored]
     wrong = slack.range * reach + slack.weight
-    out = [_output(heads, scores, keys, hidden, slack.score * reach + wrong, slack, np.zeros(q.shape[:2]))]
+    out = [_output(heads, scores, keys, hidden, slack.score * reach + wrong, slack, np.zeros(q.shape[:2]), left)]
     for s, ratio in zip(stored, ratios, strict=True):
         with np.errstate(invalid="ignore"):  # scores that overflowed
-            out.append(_output(heads, s[..., keys].astype(np.float64), keys, hidden, wrong, slack, ratio))
+            out.append(_output(heads, s[..., keys].astype(np.float64), keys, hidden, wrong, slack, ratio, left))
     return out
+
+
+def changed(
+    heads: Heads, scores: Double, first: int, keys: slice, bias: Single | None
+) -> tuple[Double, Double | float]:
+    """Scores with a soft-cap, ALiBi and a bias; and by row the most that is added, or that a sink's logit is."""
+    a, added = heads.attention, None
+    if a.softcap is not None:
+        scores = a.softcap * np.tanh(scores / a.softcap)
+    if a.alibi:
+        query, key = np.arange(scores.shape[1])[:, None] + first + a.diagonal, np.arange(keys.start, keys.stop)
+        slopes = np.array([_slope(head, a.heads) for _, head in heads.places])
+        added = -slopes[:, None, None] * np.abs(query - key)
+    if bias is not None:
+        added = bias[..., keys].astype(np.float64) + (0 if added is None else added)
+    most: Double | float = 0.0
+    if added is not None:
+        scores = scores + added
+        most = np.abs(added).max(-1, keepdims=True)
+    return scores, most if heads.sinks is None else np.maximum(most, np.abs(heads.sinks))
+
+
+def _kept(heads: Heads, first: int, rows: int, keys: slice) -> NDArray[np.bool_]:
+    """Which weights dropout leaves; the random numbers are part of the problem, so that they are made as kernels do."""
+    batch, head = (np.array(column) for column in zip(*heads.places, strict=True))
+    query = np.broadcast_to(np.arange(first, first + rows), (len(head), rows))
+    return kept(batch, head, query, keys.start, keys.stop - keys.start, heads.attention.dropout)
+
+
+def _slope(head: int, heads: int) -> float:
+    """ALiBi's, from the authors' words: a geometric sequence that ends with 2^-8; see problem.alibi_slope."""
+    power = 2 ** (heads.bit_length() - 1)
+    eighths = (head + 1) / power if head < power else (2 * (head - power) + 1) / (2 * power)
+    return float(np.exp2(-8 * eighths))
 
 
 def visible(a: Attention, first: int, rows: int) -> tuple[slice, NDArray[np.bool_] | None]:
@@ -113,30 +167,41 @@ def visible(a: Attention, first: int, rows: int) -> tuple[slice, NDArray[np.bool
     At least one key, so that no array is empty; None where every query sees all of them.
     """
     end = a.n_k if not a.causal else max(1, min(a.n_k, first + rows + a.diagonal))
-    start = 0 if a.window is None else min(end - 1, max(0, first + a.diagonal + 1 - a.window))
-    if not a.causal and a.window is None:
+    start = 0 if a.window is None or a.global_tokens else min(end - 1, max(0, first + a.diagonal + 1 - a.window))
+    if not a.causal and a.window is None and a.block_mask is None:
         return slice(start, end), None
     key, query = np.arange(start, end), np.arange(first, first + rows)[:, None] + a.diagonal
     hidden = np.zeros((rows, end - start), bool)
     if a.causal:
         hidden |= key > query
     if a.window is not None:
-        hidden |= key <= query - a.window
+        hidden |= (key <= query - a.window) & (key >= a.global_tokens)
+    if a.block_mask is not None:
+        height, width = -(-a.n_q // len(a.block_mask.rows)), -(-a.n_k // len(a.block_mask.rows[0]))
+        table = np.array([list(row) for row in a.block_mask.rows], bool)
+        hidden |= ~table[np.arange(first, first + rows)[:, None] // height, key // width]
     return slice(start, end), hidden
 
 
-def softmax(scores: Double, hidden: NDArray[np.bool_] | None) -> tuple[Double, Double, Double]:
+def softmax(
+    scores: Double, hidden: NDArray[np.bool_] | None, sinks: Double | None = None
+) -> tuple[Double, Double, Double]:
     """Scores made weights exp(score - maximum) in place; then 1 / their sum and the log-sum-exp, one number a row.
 
-    A row without a visible key has weights of 0, 0 and a log-sum-exp of -inf.
+    `sinks` are logits, one a head, that count in the sum.  Without them, a row without a visible key has weights of 0,
+    0 and a log-sum-exp of -inf.
     """
     if hidden is not None:
         scores[:, hidden] = -np.inf
     top = scores.max(-1, keepdims=True)
+    if sinks is not None:
+        top = np.maximum(top, sinks)
     top[np.isneginf(top)] = 0
     scores -= top
     np.exp(scores, out=scores)
     total = scores.sum(-1, keepdims=True)
+    if sinks is not None:
+        total = total + np.exp(sinks - top)
     over = np.divide(1, total, out=np.zeros_like(total), where=total > 0)
     with np.errstate(divide="ignore"):
         return scores, over, top + np.log(total)
@@ -168,6 +233,7 @@ def _output(
     wrong: Double,
     slack: Slack,
     ratio: Double,
+    left: NDArray[np.bool_] | None = None,
 ) -> Rows:
     """Softmax of the scores of `keys`, which become weights, times V; `wrong` is the error of a kernel's weights.
 
@@ -176,17 +242,22 @@ def _output(
     not share move it by the sum of p e v, at most max |e| times the root of the sum of p v^2.  Where V is normal and
     independent of the weights and so of their errors, both sums are normal too, with a deviation of at most
     max |e| |p|: mostly far less.
+
+    Dropout makes v of a weight that is `left` v / (1 - p), and that of the others 0.
     """
-    seen = scores.shape[-1]
-    scores, over, lse = softmax(scores, hidden)
+    seen, drop = scores.shape[-1], heads.attention.dropout
+    scores, over, lse = softmax(scores, hidden, heads.sinks)
+    if left is not None:
+        scores *= left
+        scores /= 1 - drop
     o = (scores @ heads.v[:, keys]) * over
     weights = scores.astype(np.float32)
-    square = (weights @ heads.square_v[:, keys]) * over
+    square = (weights @ heads.square_v[:, keys]) * over / (1 - drop)
     blur = 32 * np.sqrt(seen) * _ROUNDOFF * square  # of a float32 sum
     deviation, size = np.sqrt(np.maximum(square - o * o, 0) + blur), np.sqrt(square + blur)
     if heads.values_std is not None:
         chance = CONFIDENCE * heads.values_std * np.sqrt(np.einsum("hij,hij->hi", weights, weights))[..., None] * over
         deviation, size = np.minimum(deviation, chance), np.minimum(size, chance)
     moved = np.expm1(2 * wrong) * deviation + (slack.sums + slack.rounding) * size
-    moved += slack.floor * heads.all_v * (over > 0)
+    moved += slack.floor * heads.all_v / (1 - drop) * (over > 0)
     return Rows(o, lse[..., 0], moved, wrong[..., 0] + slack.sums, ratio, size)

@@ -359,12 +359,38 @@ class Builder:
         tile = Tile(out, (a.shape[0], b.shape[1]), dtype) if isinstance(out, str) else out
         return self._compute("matmul", tile, (a, b), add=add)
 
-    def mask(self, x: Tile, *, row: Ex, col: Ex, keys: int, diagonal: int | None, low: int | None = None) -> Tile:
+    def mask(
+        self, x: Tile, *, row: Ex, col: Ex, keys: int, diagonal: int | None, low: int | None = None, kept: int = 0
+    ) -> Tile:
         """-inf where key col + c is not below `keys`, above query row + r plus `diagonal`, or below it plus `low`.
 
-        None leaves a bound out.
+        None leaves a bound out; `low` does not hide the first `kept` keys.
         """
-        return self._compute("mask", x, (x,), row=row, col=col, keys=keys, diagonal=diagonal, low=low)
+        return self._compute("mask", x, (x,), row=row, col=col, keys=keys, diagonal=diagonal, low=low, kept=kept)
+
+    def softcap(self, out: str | Tile, x: Operand, *, by: float, cap: float) -> Tile:
+        """cap * tanh(by * x / cap)."""
+        return self._compute("softcap", out, (x,), by=by, cap=cap)
+
+    def alibi(
+        self, out: str | Tile, x: Operand, *, by: float, row: Ex, col: Ex, diagonal: int, head: Ex, heads: int
+    ) -> Tile:
+        """by * x - slope * |query row + r plus diagonal - key col + c|, with the slope of query head `head`."""
+        where: dict[str, Any] = {"row": row, "col": col, "diagonal": diagonal, "head": head, "heads": heads}
+        return self._compute("alibi", out, (x,), by=by, **where)
+
+    def block_mask(self, x: Tile, *, row: Ex, col: Ex, blocks: tuple[bytes, ...], height: int, width: int) -> Tile:
+        """-inf where the block of `height` queries and `width` keys that a pair is in is 0."""
+        return self._compute("block_mask", x, (x,), row=row, col=col, blocks=blocks, height=height, width=width)
+
+    def dropout(self, x: Tile, *, row: Ex, col: Ex, batch: Ex, head: Ex, probability: float) -> Tile:
+        """0 where dropout takes a weight: see iosim.philox."""
+        where: dict[str, Any] = {"row": row, "col": col, "batch": batch, "head": head}
+        return self._compute("dropout", x, (x,), **where, probability=probability)
+
+    def fma(self, out: str | Tile, a: Operand, b: Operand, *, by: float) -> Tile:
+        """by * a + b."""
+        return self._compute("fma", out, (a, b), by=by)
 
     def rowmax(self, out: str | Tile, a: Operand) -> Tile:
         return self._compute("rowmax", out, (a,))
@@ -558,6 +584,17 @@ def line(node: Load | Store | Compute, names: Mapping[Ex, str] = MappingProxyTyp
         elif node.op == "exp":
             difference = f"{args[0]} - {args[1]}"
             value = f"exp({difference})" if params["scale"] == 1 else f"exp({params['scale']:.6g} * ({difference}))"
+        elif node.op == "softcap":
+            value = f"{params['cap']:g} * tanh({args[0]} * {params['by'] / params['cap']:.6g})"
+        elif node.op == "alibi":
+            distance = f"|{plus(Index('query'), params['diagonal'])} - key|"
+            value = f"{_times(args[0], params['by'])} - slope({params['head']}) * {distance}"
+        elif node.op == "block_mask":
+            value = f"mask({args[0]}: block[query//{params['height']}, key//{params['width']}])"
+        elif node.op == "dropout":
+            value = f"dropout({args[0]}, {params['probability']:g})"
+        elif node.op == "fma":
+            value = f"{_times(args[0], params['by'])} + {args[1]}"
         elif node.op == "scale":
             value = f"{args[0]} * {params['by']:.6g}"
         elif node.op == "fill":
@@ -569,11 +606,16 @@ def line(node: Load | Store | Compute, names: Mapping[Ex, str] = MappingProxyTyp
             query, high, low = Index("query"), params["diagonal"], params["low"]
             diagonal = "" if high is None else f", key <= {plus(query, high)}"
             window = "" if low is None else f", key >= {plus(query, low)}"
+            window += f" or key < {params['kept']}" if params["kept"] else ""
             value = f"mask({args[0]}: key < {params['keys']}{diagonal}{window})"
         else:
             value = f"{node.op}({', '.join(args)})"
         text = f"{node.out} {'+=' if node.add else '='} {value}"
     return text if node.when is None else f"if {_condition(node.when, names)}: {text}"
+
+
+def _times(what: str, by: float) -> str:
+    return what if by == 1 else f"{what} * {by:.6g}"
 
 
 def _condition(when: When, names: Mapping[Ex, str]) -> str:

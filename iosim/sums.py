@@ -11,7 +11,7 @@ from __future__ import annotations
 from math import comb, gcd, prod
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from iosim.index import Ex, Expr, Index, Least, Most, Plus, Quotient, Times, at, indices, least, most
+from iosim.index import Ex, Expr, Index, Least, Lookup, Most, Plus, Quotient, Times, at, indices, least, most
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -89,6 +89,9 @@ def bounds(e: Ex, ranges: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
         case Most(a, b):
             (a0, a1), (b0, b1) = bounds(a, ranges), bounds(b, ranges)
             return max(a0, b0), max(a1, b1)
+        case Lookup(_, table, a):
+            a0, a1 = bounds(a, ranges)
+            return min(table[a0 : a1 + 1]), max(table[a0 : a1 + 1])
         case int():
             return e, e
         case _:
@@ -157,6 +160,10 @@ def _pieces(e: Ex, residue: int, period: int, count: int) -> list[Piece]:
         case Least(a, b) | Most(a, b):
             pairs = _overlay(_pieces(a, residue, period, count), _pieces(b, residue, period, count))
             return [p for pair in pairs for p in _chosen(*pair, smaller=isinstance(e, Least))]
+        case Lookup():
+            (name,) = indices(e)
+            values = (at(e, {name: residue + period * t}) for t in range(count))
+            return [Piece(t + 1, (value, 0)) for t, value in enumerate(values)]
         case int():
             return [Piece(count, (e, 0))]
         case _:

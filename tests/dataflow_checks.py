@@ -40,19 +40,56 @@ def visible(a: Attention) -> NDArray[np.bool_]:
     if a.causal:
         seen &= key <= aligned
     if a.window is not None:
-        seen &= key > aligned - a.window
+        seen &= (key > aligned - a.window) | (key < a.global_tokens)
+    if a.block_mask is not None:
+        table = np.array([list(row) for row in a.block_mask.rows])
+        height, width = ceil(a.n_q / table.shape[0]), ceil(a.n_k / table.shape[1])
+        seen &= np.kron(table, np.ones((height, width)))[: a.n_q, : a.n_k] > 0
     return seen
 
 
-def softmax(a: Attention, scores: Double) -> tuple[Double, Double]:
-    """(probabilities, log-sum-exp) by rows; a row that sees nothing has probabilities 0 and -inf."""
+def slope(head: int, heads: int) -> float:
+    """ALiBi's, as in its authors' code: of a power of 2, or of the one below, then every second of the one above."""
+    if heads & (heads - 1) == 0:
+        return float(2 ** (-8 / heads)) ** (head + 1)
+    power = 2 ** int(np.log2(heads))
+    return slope(head, power) if head < power else slope(2 * (head - power), 2 * power)
+
+
+def philox(counter: tuple[int, int, int, int], rounds: int = 7) -> list[int]:
+    """Philox 4x32 with a key of 0, on Python's integers."""
+    (a, b, c, d), k, m, mask = counter, 0, 0, 2**32 - 1
+    for _ in range(rounds):
+        x, y = a * 0xD2511F53, c * 0xCD9E8D57
+        a, b, c, d = (y >> 32) ^ b ^ k, y & mask, (x >> 32) ^ d ^ m, x & mask
+        k, m = (k + 0x9E3779B9) & mask, (m + 0xBB67AE85) & mask
+    return [a, b, c, d]
+
+
+def kept(a: Attention) -> Double:
+    """(batch, heads, n_q, n_k): 0 where a weight is dropped, else 1 / (1 - p)."""
+    out = np.zeros((a.batch, a.heads, a.n_q, ceil(a.n_k / 16) * 16))
+    for b, h, q, chunk in np.ndindex(a.batch, a.heads, a.n_q, ceil(a.n_k / 16)):
+        numbers = b"".join(word.to_bytes(4, "little") for word in philox((chunk, q, h, b)))
+        out[b, h, q, chunk * 16 : chunk * 16 + 16] = [n >= round(256 * a.dropout) for n in numbers]
+    return out[..., : a.n_k] / (1 - a.dropout)
+
+
+def softmax(a: Attention, scores: Double, sinks: Double | None = None) -> tuple[Double, Double]:
+    """(probabilities, log-sum-exp) by rows; a row that sees nothing has probabilities 0 and -inf.
+
+    A sink is one more column, that is left out at the end.
+    """
     scores = np.where(visible(a), scores, -np.inf)
+    if sinks is not None:
+        scores = np.concatenate([scores, np.broadcast_to(sinks[:, None, None], (*scores.shape[:-1], 1))], -1)
     top = scores.max(-1, keepdims=True)
     top[np.isneginf(top)] = 0
     weights = np.exp(scores - top)
     total = weights.sum(-1, keepdims=True)
     with np.errstate(divide="ignore"):
-        return weights / np.where(total, total, 1), (top + np.log(total))[..., 0]
+        probabilities = weights[..., : a.n_k] / np.where(total, total, 1)
+        return probabilities, (top + np.log(total))[..., 0]
 
 
 def shared(a: Attention, x: Double) -> Double:
@@ -63,8 +100,15 @@ def shared(a: Attention, x: Double) -> Double:
 
 def forward(a: Attention, x: Mapping[str, Double]) -> dict[str, Double]:
     scores = x["Q"] @ shared(a, x["K"]).swapaxes(-1, -2) / np.sqrt(a.d)
-    P, L = softmax(a, scores)
-    return {"P": P, "L": L, "O": P @ shared(a, x["V"])}
+    if a.softcap is not None:
+        scores = a.softcap * np.tanh(scores / a.softcap)
+    if a.alibi:
+        shift = a.n_k - a.n_q if a.causal_align == "bottom-right" else 0
+        slopes = np.array([slope(h, a.heads) for h in range(a.heads)])
+        scores = scores - slopes[:, None, None] * np.abs(np.arange(a.n_q)[:, None] + shift - np.arange(a.n_k))
+    scores = scores + x.get("bias", 0)
+    P, L = softmax(a, scores, x.get("sinks"))
+    return {"P": P, "L": L, "O": (P * kept(a) if a.dropout else P) @ shared(a, x["V"])}
 
 
 def backward(a: Attention, x: Mapping[str, Double]) -> dict[str, Double]:
@@ -98,7 +142,14 @@ def normal(a: Attention, name: str, shape: tuple[int, ...]) -> Double:
 
 
 def forward_inputs(a: Attention) -> dict[str, Double]:
-    return {
+    beside: dict[str, Double] = {}
+    if a.bias is not None:
+        lead = {"shared": (1, 1), "heads": (1, a.heads), "full": (a.batch, a.heads)}[a.bias]
+        beside["bias"] = np.round(4 * normal(a, "bias", (*lead, a.n_q, a.n_k))) / 4  # exact in every format
+    if a.sinks:
+        beside["sinks"] = np.random.default_rng(a.heads).standard_normal(a.heads).astype(np.float32).astype(np.float64)
+        beside["sinks"][0] = 100  # exp of which overflows, unless it is the maximum that is subtracted
+    return beside | {
         "Q": normal(a, "Q", (a.batch, a.heads, a.n_q, a.d)),
         "K": normal(a, "K", (a.batch, a.kv_heads, a.n_k, a.d)),
         "V": normal(a, "V", (a.batch, a.kv_heads, a.n_k, a.d_v)),
@@ -145,7 +196,9 @@ def check_forward(a: Attention, program: Program, *, roundings: float) -> None:
     inputs, true = scaled(program, forward_inputs(a))
     exact, got = forward(a, true), outputs(program, inputs)
     if a.is_fp8:  # P once, by 2^-4 of each weight, and S in fp16
-        assert (np.abs(got["O"] - exact["O"]) <= (2**-4 + 0.01) * (exact["P"] @ np.abs(shared(a, true["V"])))).all()
+        weights = exact["P"] * kept(a) if a.dropout else exact["P"]
+        size = weights @ np.abs(shared(a, true["V"]))
+        assert (np.abs(got["O"] - exact["O"]) <= (2**-4 + 0.01) * size + 2**-100).all()
     else:
         assert_close(a, got["O"], exact["O"], roundings=roundings, name="O")
     assert ("L" in got) == a.lse
@@ -200,6 +253,11 @@ def check_flash2(a: Attention, s: Schedule, program: Program) -> None:
         "O": {"write": heads * a.n_q * a.d_v * max(e, 2)},
         "L": {"write": heads * a.n_q * 4 if a.lse else 0},
     }
+    if a.bias is not None:  # the part of the matrix in the tiles that are visited
+        elements = pieces(a.n_q, s.block_q) @ visits(a, s) @ pieces(a.n_k, s.block_k)
+        expected["bias"] = {"read": heads * int(elements) * max(e, 2)}
+    if a.sinks:
+        expected["sinks"] = {"read": 4 * heads * len(visits(a, s))}
     if a.is_fp8:  # a scale of four bytes with each tile
         expected["SQ"] = {"read": 4 * heads * len(visits(a, s))}
         expected["SK"] = expected["SV"] = {"read": 4 * heads * int(visits(a, s).sum())}
@@ -224,6 +282,17 @@ def check_standard(a: Attention, s: Schedule, program: Program) -> None:
         "O": {"write": heads * a.n_q * a.d_v * max(e, 2)},
         "L": {"write": heads * a.n_q * 4 if a.lse else 0},
     }
+    once = 0  # bytes of further operands, by the papers' count
+    if a.bias is not None:
+        expected["bias"] = {"read": heads * a.n_q * a.n_k * max(e, 2)}
+        once += expected["bias"]["read"] // {"shared": heads, "heads": a.batch, "full": 1}[a.bias]
+    if a.sinks:
+        expected["sinks"] = {"read": 4 * heads * ceil(a.n_q / s.softmax_rows)}
+    if a.dropout:  # P once, and what is left of it in its place; a byte that says what is kept
+        expected["P dropped"] = {"write": matrix, "read": expected["P"]["read"]}
+        expected["P"]["read"] = matrix
+        expected["kept"] = {"write": heads * a.n_q * a.n_k}
+        once += 2 * matrix + heads * a.n_q * a.n_k
     if a.is_fp8:  # one scale of a head, read by every output tile
         expected["SQ"] = expected["SK"] = {"read": 4 * heads * q_tiles * k_tiles}
         expected["SV"] = {"read": 4 * heads * q_tiles * ceil(a.d_v / min(s.block_k, a.d_v))}
@@ -231,7 +300,7 @@ def check_standard(a: Attention, s: Schedule, program: Program) -> None:
     assert_bytes(program, expected)
     # The papers: S and P written and read once, Q and O once a query head, K and V once a key/value head.
     rows = a.heads * a.n_q * (a.d * e + a.d_v * max(e, 2)) + a.kv_heads * a.n_k * (a.d + a.d_v) * e
-    assert ledger(program).paper_hbm_bytes == 2 * (scores + matrix) + a.batch * rows + more
+    assert ledger(program).paper_hbm_bytes == 2 * (scores + matrix) + a.batch * rows + more + once
 
 
 def separate_kernels(a: Attention, s: Schedule, expected: Bytes) -> int:
@@ -240,7 +309,7 @@ def separate_kernels(a: Attention, s: Schedule, expected: Bytes) -> int:
     before = dict.fromkeys(("Q", "K", "V", "S"), "")
     made = [(t, "copied") for t in "QKV" if "copy" in s.separate]
     made += [("Q", "scaled")] if "scale" in s.separate else []
-    made += [("S", "masked")] if "mask" in s.separate and (a.causal or a.window is not None) else []
+    made += [("S", "masked")] if "mask" in s.separate and not visible(a).all() else []
     more = 0
     for tensor, done in made:
         count = a.batch * {"Q": a.heads * a.n_q * a.d, "K": a.kv_heads * a.n_k * a.d, "V": a.kv_heads * a.n_k * a.d_v,
@@ -301,9 +370,38 @@ def check_split_kv(a: Attention, s: Schedule, program: Program) -> None:
         "O": {"write": heads * a.n_q * a.d_v * e},
         "L": {"write": heads * a.n_q * 4 if a.lse else 0},
     }
+    if a.bias is not None:
+        elements = pieces(a.n_q, s.block_q) @ visits(a, s) @ pieces(a.n_k, s.block_k)
+        expected["bias"] = {"read": heads * int(elements) * e}
     assert_bytes(program, expected)
     assert ledger(program).extra_bytes == parts * (a.d_v + 1)
     return None
+
+
+def check_mla(a: Attention, s: Schedule, program: Program) -> None:
+    # V is the first columns of K, which is loaded once for both products: in decoding by each tile of heads, else by
+    # each head; a split reads Q again, and leaves O and L in fp32, which are read again once.
+    inputs = forward_inputs(a)
+    inputs["V"] = inputs["K"][..., : a.d_v]
+    exact, got = forward(a, inputs), outputs(program, inputs)
+    assert_close(a, got["O"], exact["O"], roundings=4, name="O")
+    assert ("L" in got) == a.lse
+    if a.lse:
+        assert_close(a, got["L"], exact["L"], roundings=0, name="L")
+    e, heads = dtype(a.dtype).bytes, a.batch * a.heads
+    keys = a.batch * ceil(a.heads / s.block_q) * a.n_k
+    if a.n_q > 1:
+        keys = heads * int((visits(a, s) @ pieces(a.n_k, s.block_k)).sum())
+    parts = s.splits * heads * a.n_q * 4 if s.splits > 1 else 0
+    expected = {
+        "Q": {"read": s.splits * heads * a.n_q * a.d * e},
+        "K": {"read": keys * a.d * e},
+        "O parts": {"write": parts * a.d_v, "read": parts * a.d_v},
+        "L parts": {"write": parts, "read": parts},
+        "O": {"write": heads * a.n_q * a.d_v * e},
+        "L": {"write": heads * a.n_q * 4 if a.lse else 0},
+    }
+    assert_bytes(program, expected)
 
 
 def check_backward(a: Attention, program: Program) -> None:
@@ -403,6 +501,7 @@ CHECKS: Mapping[str, Check] = {
     "flash1": check_flash1,
     "flash2": check_flash2,
     "flash3": check_flash2,
+    "mla": check_mla,
     "softmax-naive": partial(check_softmax, kind="naive"),
     "softmax-online": partial(check_softmax, kind="online"),
     "softmax-safe": partial(check_softmax, kind="safe"),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from iosim.check.backward import backward_memory, check_backward
 from iosim.check.forward import check_forward, forward_memory
 from iosim.check.host import available_memory
-from iosim.check.inputs import Normal, Source, large_logits
+from iosim.check.inputs import Latent, Normal, Source, large_logits
 from iosim.check.outcome import Check, skipped
 from iosim.check.softmax import check_softmax, softmax_memory
 from iosim.errors import InputError
@@ -35,12 +35,19 @@ __all__ = [
     "skipped",
 ]
 
+LATENT_ELEMENTS, LATENT_ROWS = 2**27, 32  # copies of K and V that are made; above, so many rows of the budget
 BUDGET = 2**25  # (query, key) pairs checked: two heads of n = 4096
+
+
+BESIDE = {"bias", "sinks"}
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A computation whose result is known: of these outputs, the optional ones left out or not, from these inputs."""
+    """A computation whose result is known: of these outputs, the optional ones left out or not, from these inputs.
+
+    A problem may have inputs beside them, which change scores and weights.
+    """
 
     inputs: str
     outputs: str
@@ -51,13 +58,24 @@ class Known:
     def fits(self, program: Program) -> bool:
         """Whether the program has these inputs and outputs."""
         made = _names(program, "out")
-        return _names(program, "in") == set(self.inputs.split()) and set(self.outputs.split()) <= made <= set(
+        return _names(program, "in") - BESIDE == set(self.inputs.split()) and set(self.outputs.split()) <= made <= set(
             self.outputs.split() + self.optional.split()
         )
 
 
+def _check_latent(a: Attention, programs: Sequence[Program], source: Source, seed: int, budget: int) -> list[Check]:
+    """As check_forward, for programs that take the first columns of K for V.
+
+    All heads read one K, of which float64 takes a copy for each: where that is much, some heads stand for all.
+    """
+    if a.batch * a.heads * a.n_k * (a.d + a.d_v) > LATENT_ELEMENTS:
+        budget = min(budget, LATENT_ROWS * a.n_k)
+    return check_forward(a, programs, Latent(source, a.d_v), seed, budget)
+
+
 KNOWN = (
     Known("Q K V", "O", "L", check_forward, forward_memory),
+    Known("Q K", "O", "L", _check_latent, forward_memory),
     Known("S", "P", "L", check_softmax, softmax_memory),
     Known("Q K V O dO L", "dQ dK dV", "", check_backward, backward_memory),
     Known("Q K V dO P", "dQ dK dV", "", check_backward, backward_memory),
@@ -100,7 +118,10 @@ def check_all(
 def memory_needed(attention: Attention, programs: Sequence[Program] = ()) -> int:
     """Bytes that a check of these programs holds at least, of flash2's kind where there are none."""
     groups = [(known, [p for p in programs if known.fits(p)]) for known in KNOWN]
-    return max((known.memory(attention, group) for known, group in groups if group or known is KNOWN[0]), default=0)
+    return max(
+        (known.memory(attention, group) for known, group in groups if group or known is KNOWN[0]),
+        default=0,
+    )
 
 
 def _names(program: Program, role: str) -> set[str]:
@@ -121,6 +142,7 @@ def _unknown(a: Attention, program: Program) -> str:
     shapes |= {prefix + "K": (*key, a.d) for prefix in ("", "d")} | {
         prefix + "V": (*key, a.d_v) for prefix in ("", "d")
     }
+    shapes |= {"bias": a.bias_shape, "sinks": (a.heads,)}
     for t in program.tensors:
         if t.role != "scratch" and t.scales is None and t.shape != shapes[t.name]:
             return f"not checked: {t.name} has the shape {t.shape}, that of the problem is {shapes[t.name]}"

@@ -35,6 +35,13 @@ l = sum w, p_j = w_j / l, and let a kernel accumulate in float32.  To first orde
     for the rescaling: t roundings, each of r' times a partial sum, add up to chain(t) r', and t times half the smallest
     number.  A partial sum of q k is at most |q| |k|, that of w v is bounded as in 5., l is not concerned.
 
+12. What changes scores.  |c tanh(s / c)| is at most |s| and its slope at most 1, so that a soft-cap passes on an error
+    of s at most; its own operations are wrong by 12u |s|, tanh by 8u of it.  ALiBi and a bias round twice each, to
+    numbers below R + the most that they add, which takes the place of R from there on, as a sink's logit does: 16u of
+    that.
+13. Dropout multiplies v by 0 or 1 / (1 - p), see oracle._output; a kernel that stores P before and after it rounds
+    twice.
+
 L = m scale + log l: the error of a score, that of l, and 4u of the numbers themselves.
 """
 
@@ -101,13 +108,15 @@ class Kind:
     """What a program's operands and bound depend on.
 
     `parts` into which it splits the keys (it keeps row statistics of each, in scratch), the dtype of stored `scores`,
-    (input, rows) that share a scale, and the inner sizes of its products with an fp16 accumulator.
+    (input, rows) that share a scale, the inner sizes of its products with an fp16 accumulator, and whether weights are
+    rounded `twice`: stored, and stored again after dropout.
     """
 
     parts: int
     scores: str
     scaled: tuple[tuple[str, int], ...] = ()
     narrow: tuple[int, ...] = ()
+    twice: bool = False
 
     @classmethod
     def of(cls, a: Attention, program: Program) -> Kind:
@@ -118,7 +127,8 @@ class Kind:
         computes = [n for kernel in program.kernels for n, _ in walk(kernel.body) if isinstance(n, Compute)]
         narrow = {n.args[0].shape[1] for n in computes if n.op == "matmul" and n.out.dtype == "fp16"}
         scores = next((t.dtype for t in program.tensors if t.name == "S"), a.score_dtype)
-        return cls(parts, scores, tuple(scaled_rows(program).items()), tuple(sorted(narrow)))
+        twice = not a.is_fp8 and any(t.name == "P dropped" for t in program.tensors)
+        return cls(parts, scores, tuple(scaled_rows(program).items()), tuple(sorted(narrow)), twice)
 
     def roundings(self, n: int) -> int:
         """How often a sum of n products in an fp16 accumulator is rounded at most."""
@@ -133,16 +143,17 @@ def slack_of(a: Attention, kind: Kind) -> Slack:
     """The numbers of the module's derivation for a problem and a kind of program."""
     data, scores, half = DTYPES[a.dtype], DTYPES[kind.scores], DTYPES["fp16"]
     split, scaled = kind.parts > 1, a.is_fp8
+    changed = not {"soft-cap", "ALiBi", "bias"}.isdisjoint(a.features)
     of_qk, of_pv = kind.roundings(a.d), kind.roundings(a.n_k)
     least = of_qk * half.smallest / 2 * a.scale
     return Slack(
-        score=(chain(a.d) + 2 + 5 * scaled) * U + chain(of_qk) * half.roundoff,
+        score=(chain(a.d) + 2 + 5 * scaled + 16 * changed) * U + chain(of_qk) * half.roundoff,
         stored=scores.roundoff,
         least=max(scores.smallest / 2, 2.0**-126) + least,  # products of subnormals vanish
         range=(6 + 6 * split + 2 * scaled) * U,
         weight=(8 + 8 * split + split * 8 * (np.log(a.n_k) + 1) + 8 * scaled) * U + least,
         sums=(5 * chain(a.n_k) + 3 + split * (4 * chain(kind.parts) + 6) + scaled * (chain(a.n_k) + 32)) * U,
-        rounding=data.roundoff + chain(of_pv) * half.roundoff,
+        rounding=data.roundoff * (1 + kind.twice) + chain(of_pv) * half.roundoff,
         floor=max(data.smallest / 2 / (_GAIN if scaled else 1), FLUSH),
         sum_least=of_pv * half.smallest / 2,
     )
@@ -177,12 +188,26 @@ class _Case:
         if rows[1] - rows[0] == sum(hi - lo for lo, hi in (one.rows for one in group)):  # else each band makes its own
             boxes["Q"] = (band.batch, band.heads, rows, (0, a.d))
         held = {name: (box, gather(source, name, box)) for name, box in boxes.items()}
+        places = [(b, h) for b in range(*band.batch) for h in range(*band.heads)]
+        sinks = None
+        if a.sinks:
+            plain = source.source if isinstance(source, Quantised) else source
+            sinks = np.array([plain.rows("sinks", 0, h, (0, 1))[0, 0] for _, h in places], np.float64)
         pick = [h // g - shared[0] for h in range(*band.heads)]
         k, v = (_stack(_decoded(source, name, *held[name]), pick) for name in "KV")
-        return cls(a, source, held, Heads.of(a, k, v, source.values_std), slack, stores)
+        return cls(a, source, held, Heads.of(a, k, v, source.values_std, places, sinks), slack, stores)
+
+    @property
+    def plain(self) -> Source:
+        """Where what is not quantised is from."""
+        return self.source.source if isinstance(self.source, Quantised) else self.source
 
     def give(self, tensor: Tensor, box: Box) -> Single:
         """An input of a program, see replay."""
+        if tensor.name == "bias":
+            return gather(self.plain, "bias", box)[..., slice(*box[3])]
+        if tensor.name == "sinks":
+            return np.array([self.plain.rows("sinks", 0, h, (0, 1))[0, 0] for h in range(*box[0])], np.float32)
         if tensor.scales is not None and isinstance(self.source, Quantised):
             return self.source.scales(tensor.scales.tensor, box)
         return self._part(tensor.name, box)
@@ -200,14 +225,26 @@ class _Case:
         a, (lo, hi) = self.attention, band.rows
         box = (band.batch, band.heads, band.rows, (0, a.d))
         q = _decoded(self.source, "Q", box, self._part("Q", box)).reshape(-1, hi - lo, a.d)
-        step = oracle_rows(a.n_k * len(q))
+        step, bias = oracle_rows(a.n_k * len(q)), self._bias(band)
 
         def block(at: int) -> list[Rows]:
             end = min(at + step, hi)
             stored = [s[:, at - lo : end - lo] for s in scores]
-            return attend(self.heads, q[:, at - lo : end - lo], at, self.slack, stored)
+            part = None if bias is None else bias[:, at - lo : end - lo]
+            return attend(self.heads, q[:, at - lo : end - lo], at, self.slack, stored, part)
 
         return [_join(parts) for parts in zip(*inner(block, range(lo, hi, step)), strict=True)]
+
+    def _bias(self, band: Band) -> Single | None:
+        """What is added to the scores of a band: (batch * heads, rows, n_k)."""
+        a = self.attention
+        if a.bias is None:
+            return None
+        batch, heads = a.bias_shape[:2]
+        box = band.batch if batch > 1 else (0, 1), band.heads if heads > 1 else (0, 1), band.rows, (0, a.n_k)
+        lead = band.batch[1] - band.batch[0], band.heads[1] - band.heads[0]
+        found = gather(self.plain, "bias", box)
+        return np.broadcast_to(found, (*lead, *found.shape[2:])).reshape(-1, *found.shape[2:])
 
     def compare(self, totals: Sequence[Total], band: Band, inner: Mapper) -> list[Result]:
         """Every program's result for a band."""

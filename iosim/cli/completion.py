@@ -103,6 +103,12 @@ def _layers() -> Iterable[str]:
     return *KINDS, ALL
 
 
+def _biases() -> Iterable[str]:
+    from iosim.problem import BIASES
+
+    return BIASES
+
+
 VALUES: dict[str, Callable[[], Iterable[str]]] = {
     "dataflow": _dataflows,
     "kernel": _kernels,
@@ -116,10 +122,22 @@ VALUES: dict[str, Callable[[], Iterable[str]]] = {
     "pass": _passes,
     "fidelity": _fidelities,
     "inputs_layout": _layouts,
+    "bias": _biases,
     "phase": _phases,
     "layers": _layers,
 }
-FILES = {"dataflow", "hw", "inputs", "config", "output", "plot", "shapes", "file", "files"}  # also, or only
+FILES = {
+    "dataflow",
+    "hw",
+    "inputs",
+    "config",
+    "block_mask",
+    "output",
+    "plot",
+    "shapes",
+    "file",
+    "files",
+}  # also, or only
 
 
 class Text(click.types.StringParamType):

@@ -32,6 +32,25 @@ def _stages(_: click.Context, __: click.Parameter, value: str | None) -> tuple[i
     return tuple(int(part) for part in parts)
 
 
+_OPERATIONS = (
+    click.option("--softcap", type=float, metavar="C", help="Scores s become C * tanh(s / C)."),
+    click.option("--alibi", is_flag=True, help="ALiBi: scores fall with the distance of query and key."),
+    click.option(
+        "--bias",
+        metavar="KIND",
+        help="Add a bias tensor to the scores: shared by all heads, one for all heads, or full.",
+    ),
+    click.option("--sinks", is_flag=True, help="Attention sinks: a learned logit a head in the softmax's sum."),
+    click.option("--global-tokens", type=int, metavar="N", help="With --window: the first N keys stay visible."),
+    click.option("--dropout", type=float, metavar="P", help="Probability with which a weight is dropped."),
+    click.option(
+        "--block-mask",
+        metavar="FILE",
+        help="Keep only the blocks of scores that are 1 in a table of 0 and 1 (.npy, .npz or text).",
+    ),
+)
+
+
 def problem_options(command: F) -> F:
     """The options that make an Attention."""
     for option in reversed(
@@ -59,6 +78,7 @@ def problem_options(command: F) -> F:
                 type=int,
                 help="Sliding window: hide keys before the last so many up to the query's; --causal hides later ones.",
             ),
+            *_OPERATIONS,
             click.option("--lse", is_flag=True, help="Write the log-sum-exp too, as training needs it."),
             click.option(
                 "--config",
@@ -102,8 +122,9 @@ def schedule_options(command: F) -> F:
     return command
 
 
+_CHANGES = ("softcap", "alibi", "bias", "sinks", "global_tokens", "dropout", "block_mask")
 _PROBLEM = ("n_q", "n_k", "d", "d_v", "batch", "heads", "kv_heads", "dtype", "accumulator", "causal", "causal_align",
-            "window", "lse")  # fmt: skip
+            "window", "lse", *_CHANGES)  # fmt: skip
 _SCHEDULE = ("block_q", "block_k", "stages", "splits", "softmax", "scores", "grid_order")
 
 
@@ -125,7 +146,17 @@ def problem_of(options: dict[str, Any]) -> Attention:
             raise click.UsageError(f"Missing option '{option}'{instead}.", click.get_current_context())
     from iosim.problem import Attention
 
-    return _aligned(Attention(**{k: options[k] for k in _PROBLEM if options[k] is not None}))
+    return _aligned(Attention(**_fields(options)))
+
+
+def _fields(options: dict[str, Any]) -> dict[str, Any]:
+    """The fields of the problem that have a value; a block mask is read from its file."""
+    given = {k: options[k] for k in _PROBLEM if options[k] is not None}
+    if "block_mask" in given:
+        from iosim.blockmask import load_block_mask
+
+        given["block_mask"] = load_block_mask(given["block_mask"])
+    return given
 
 
 def model_of(options: dict[str, Any]) -> ModelCase | None:
@@ -157,6 +188,7 @@ def model_of(options: dict[str, Any]) -> ModelCase | None:
         dtype=_given(options, "dtype"),
         accumulator=options["accumulator"],
         lse=options["lse"] or None,
+        **{name: value for name, value in _fields(options).items() if name in _CHANGES and value},
     )
 
 
@@ -189,7 +221,7 @@ def problem_of_inputs(options: dict[str, Any]) -> tuple[Attention, Inputs | None
         if context.get_parameter_source(name) is ParameterSource.DEFAULT:
             options[name] = None
     inputs = load_inputs(options["inputs"], layout=options["inputs_layout"])
-    return _aligned(inputs.problem(**{k: options[k] for k in _PROBLEM if options[k] is not None})), inputs
+    return _aligned(inputs.problem(**_fields(options))), inputs
 
 
 def schedule_of(options: dict[str, Any]) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 A file `my_flow.py` defines `my_flow(attention, schedule) -> Program` and `USES`, the schedule fields that it reads (and
 "grid_order" where its blocks may differ in length); the first line of its docstring is its help.  `COMPUTES` says
 "backward" or "softmax" where that is not "forward", and `BACKWARD` of a forward pass names the dataflow of its
-gradients, which takes what the forward pass leaves.  `TAKES` says which of "fp8" data and an "fp16 accumulator" it is
-written for, if any.
+gradients, which takes what the forward pass leaves.  `TAKES` says which of a problem's FEATURES (iosim/problem.py),
+such as "fp8" data or a "soft-cap", it is written for, if any.
+A `refuses(attention) -> str` says, in one line, why a problem's shape is none for it, "" where it is.
 A `plan(attention, hardware, given, rule) -> (Schedule, why)` in it chooses the schedule where the general rule
 (iosim/study/choose.py) does not do.  Other packages add theirs under the entry point group "iosim.dataflows", and
 `--dataflow ./mine.py` takes one from a file.
@@ -24,6 +25,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from iosim.errors import InputError, nearest
+from iosim.problem import FEATURES
 
 if TYPE_CHECKING:
     from iosim.hardware import Hardware
@@ -50,23 +52,17 @@ T = TypeVar("T")
 
 GROUP = "iosim.dataflows"
 PASSES = ("forward", "backward", "softmax")
-FORMATS = ("fp8", "fp16 accumulator")
-SHARED = {
-    "__init__",
-    "elementwise",
-    "narrow_cache",
-    "row_softmax",
-    "split_rules",
-    "tiles",
-}  # files here that are not dataflows
+# Files here that are not dataflows.
+SHARED = {"__init__", "elementwise", "narrow_cache", "row_softmax", "split_rules", "tiles"}
 
 
 @dataclass(frozen=True, slots=True)
 class Dataflow:
     """A named way to compute attention: writes the program for a problem under a schedule.
 
-    `plan` chooses the schedule where the dataflow has a rule of its own.  `backward` names the dataflow of its
-    gradients, "" where there is none.  `file` is the one that a user gave it in.  `written` keeps what was written.
+    `plan` chooses the schedule where the dataflow has a rule of its own; `refuses` says why a problem's shape is none
+    for it.  `backward` names the dataflow of its gradients, "" where there is none.  `file` is the one that a user gave
+    it in.  `written` keeps what was written.
     """
 
     name: str
@@ -78,18 +74,22 @@ class Dataflow:
     backward: str = ""
     takes: tuple[str, ...] = ()
     file: str = ""
+    refuses: Callable[[Attention], str] | None = None
     written: dict[tuple[Attention, Schedule], Program] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     def refusal(self, a: Attention) -> str:
-        """Why it is not written for a problem's formats; empty where it is."""
-        wanted = {"dtype": ("fp8", a.is_fp8), "accumulator": ("an fp16 accumulator", a.accumulator == "fp16")}
-        for option, (what, asked) in wanted.items():
-            if asked and what.removeprefix("an ") not in self.takes:
-                able = [n for n in _shipped() if what.removeprefix("an ") in load_dataflow(n).takes]
-                return f"{option}: {self.name} is not written for {what}; {', '.join(sorted(able))} are"
-        return ""
+        """Why it is not written for what a problem asks; empty where it is."""
+        for feature in a.features:
+            if feature not in self.takes:
+                option, what = FEATURES[feature]
+                able = sorted(n for n in _shipped() if feature in (flow := load_dataflow(n)).takes and self._like(flow))
+                return f"{option}: {self.name} is not written for {what}; {_listed(able)}"
+        return self.refuses(a) if self.refuses is not None else ""
+
+    def _like(self, other: Dataflow) -> bool:
+        return other.computes == self.computes
 
     def flops(self, a: Attention) -> int:
         """FLOPs by convention of what it computes: none are agreed on for a softmax alone."""
@@ -109,6 +109,13 @@ class Dataflow:
                 raise InputError(f"dataflow {self.name}: returned {program!r:.80} instead of a Program")
             self.written[key] = program
         return self.written[key]
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Which dataflows are written for something."""
+    if not names:
+        return "no dataflow of its kind is"
+    return f"{', '.join(names)} {'are' if len(names) > 1 else 'is'}"
 
 
 def _guarded(what: str, call: Callable[[], T], file: str = "") -> T:
@@ -203,6 +210,9 @@ def _from_module(module: ModuleType, stem: str) -> Dataflow:
     plan, backward, takes = (getattr(module, name, None) for name in ("plan", "BACKWARD", "TAKES"))
     if not isinstance(backward or "", str):
         raise InputError(f"dataflow: BACKWARD of {module.__file__} is {backward!r}, which is no dataflow's name")
-    if unknown := [name for name in takes or () if name not in FORMATS]:
-        raise InputError(f"dataflow: TAKES of {module.__file__} names {unknown[0]!r}; {', '.join(FORMATS)} are allowed")
-    return Dataflow(stem.replace("_", "-"), first, uses, write, plan, computes, backward or "", tuple(takes or ()))
+    if unknown := [name for name in takes or () if name not in FEATURES]:
+        raise InputError(
+            f"dataflow: TAKES of {module.__file__} names {unknown[0]!r}; {', '.join(FEATURES)} are allowed"
+        )
+    return Dataflow(stem.replace("_", "-"), first, uses, write, plan, computes, backward or "", tuple(takes or ()),
+                    refuses=getattr(module, "refuses", None))  # fmt: skip

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 USES = ("block_q", "block_k", "producer", "pingpong", "overlap", "grid_order")
 BACKWARD = "flash-backward"
-TAKES = ("fp8", "fp16 accumulator")
+TAKES = ("fp8", "fp16 accumulator", "soft-cap", "ALiBi", "sinks", "dropout")
 ROWS = (192, 128, 64, 32, 16)  # 64 for each consumer
 TAKE, GIVE = Step("take"), Step("give")
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from math import inf
 from typing import TypeAlias
 
-from iosim.dataflows.tiles import mask_keys
+from iosim.dataflows.tiles import is_masked, mask_keys
 from iosim.index import Ex, cdiv
 from iosim.problem import Attention
 from iosim.program import Builder, Program, Tensor, Tile, View, rows
@@ -42,6 +42,7 @@ def row_softmax(
     S: Tensor,
     P: Tensor,
     L: Tensor | None,
+    sinks: Tensor | None = None,
     *,
     once: bool = False,
     gain: int = 1,
@@ -49,7 +50,8 @@ def row_softmax(
 ) -> None:
     """The kernel: P = gain softmax(S) with the masks of `a`, and L = log(sum(exp(S))) by rows where it is asked for.
 
-    `once`: the papers count the operands once (see Kernel).  `masked`: S has the masks already.
+    `sinks`: a logit a head that counts in the sum.  `once`: the papers count the operands once (see Kernel).  `masked`:
+    S has the masks already.
     """
     own = s.of("softmax")
     r, c = own.softmax_rows, own.softmax_cols
@@ -58,8 +60,8 @@ def row_softmax(
         def scores(name: str, j: Ex) -> Tile:
             x = p.load(name, S[b, h, rows(i, r), rows(j, c)])
             with p.phase(f"mask {name}"):
-                if (not masked and (a.causal or a.window is not None)) or a.n_k % c:
-                    mask_keys(p, a, x, i, j, r, c)
+                if (not masked and is_masked(a)) or a.n_k % c:
+                    mask_keys(p, a, x, i, j, r, c, visited=masked)
             return x
 
         def tile(j: Ex) -> View:
@@ -69,16 +71,28 @@ def row_softmax(
             p.div(e, e, l)
             return e if gain == 1 else p.scale(e, e, by=gain)
 
+        sink = None if sinks is None else p.load("sink", sinks[rows(h, 1)])
+
+        def with_sink() -> None:
+            if sink is not None:
+                p.add(l, l, p.exp("sink weight", sink, m))
+
         if c >= a.n_k:
             x = scores("x", 0)
             m = p.fill("m", shape=(r, 1), value=0) if kind == "naive" else p.rowmax("m", x)
+            if sink is not None and kind != "naive":
+                p.max(m, m, sink)
             e = p.exp("e", x, m)
             l = p.rowsum("l", e)
+            with_sink()
             p.store(tile(0), probabilities(e))
         else:
             m = p.fill("m", shape=(r, 1), value=0 if kind == "naive" else -inf)
+            if sink is not None and kind != "naive":
+                p.max(m, m, sink)
             l = p.fill("l", shape=(r, 1), value=0)
             _PASSES[kind](p, scores, m, l, cdiv(a.n_k, c))
+            with_sink()
             with p.loop("j3", 0, cdiv(a.n_k, c)) as j:
                 x = scores("x3", j)
                 with p.phase("probabilities"):

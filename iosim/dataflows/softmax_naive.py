@@ -13,6 +13,7 @@ from iosim.schedule import Schedule
 
 USES = ("softmax_rows", "softmax_cols")
 COMPUTES = "softmax"
+TAKES = ("global tokens", "block mask")
 
 
 def softmax_naive(a: Attention, s: Schedule) -> Program:

@@ -14,7 +14,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from iosim.dataflows.flash2 import flash2
-from iosim.dataflows.tiles import key_tiles, mask_edges
+from iosim.dataflows.tiles import Scores, key_tiles, mask_edges
 from iosim.dtypes import dtype
 from iosim.index import cdiv, least, most
 from iosim.problem import Attention
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 USES = ("block_q", "block_k", "splits", "grid_order")
 BACKWARD = "flash-backward"
+TAKES = ("soft-cap", "ALiBi", "bias")
+COMBINED = 8  # heads of a block that combines results of one query
 MOST = 128  # splits by default: their results are combined one after another
 
 
@@ -38,6 +40,8 @@ def split_kv(a: Attention, s: Schedule) -> Program:
     Q = p.tensor("Q", (a.batch, a.heads, a.n_q, a.d), a.dtype, "in")
     K = p.tensor("K", (a.batch, a.kv_heads, a.n_k, a.d), a.dtype, "in")
     V = p.tensor("V", (a.batch, a.kv_heads, a.n_k, a.d_v), a.dtype, "in")
+    scores = Scores.of(p, a)
+    scale = scores.scale
     Ot = p.tensor("O parts", (s.splits, a.batch, a.heads, a.n_q, a.d_v), "fp32", "scratch")
     Lt = p.tensor("L parts", (s.splits, a.batch, a.heads, a.n_q), "fp32", "scratch")
     run = cdiv(cdiv(a.n_k, bk), s.splits)  # key tiles of a split
@@ -52,13 +56,15 @@ def split_kv(a: Attention, s: Schedule) -> Program:
         with p.loop("j", most(lo, t * run), least(hi, (t + 1) * run)) as j:
             k = p.load("k", K[b, kv, rows(j, bk)])
             v = p.load("v", V[b, kv, rows(j, bk)])
+            bias = scores.load(p, b, h, i, j, bq, bk)
             with p.phase("qk"):
                 x = p.matmul("x", q, k.T)
             with p.phase("softmax"):
+                scores.change(p, x, bias, h, i, j, bq, bk, a.scale)
                 mask_edges(p, a, x, i, j, bq, bk, j, (lo, left, right, hi))
                 new = p.max("new", m, p.rowmax("top", x))
-                shrink = p.exp("shrink", m, new, scale=a.scale)
-                p.exp(x, x, new, scale=a.scale)
+                shrink = p.exp("shrink", m, new, scale=scale)
+                p.exp(x, x, new, scale=scale)
                 p.mul(l, l, shrink)
                 p.add(l, l, p.rowsum("sum", x))
                 p.copy(m, new)
@@ -68,22 +74,27 @@ def split_kv(a: Attention, s: Schedule) -> Program:
             with p.phase("pv"):
                 p.matmul(o, pr, v, add=True)
         p.store(Ot[t, b, h, rows(i, bq)], p.div(o, o, l))
-        p.store(Lt[t, b, h, rows(i, bq)], p.add("lse", p.scale("ms", m, by=a.scale), p.log("ln", l)))
-    _combine(p, a, s, Ot, Lt)
+        p.store(Lt[t, b, h, rows(i, bq)], p.add("lse", p.scale("ms", m, by=scale), p.log("ln", l)))
+    combine(p, a, s, Ot, Lt)
     return p.done()
 
 
-def _combine(p: Builder, a: Attention, s: Schedule, Ot: Tensor, Lt: Tensor) -> None:
-    """O = sum over t of exp(L_t - L) O_t, with L = log(sum of exp(L_t)): an online softmax over the splits."""
-    bq = s.block_q
+def combine(p: Builder, a: Attention, s: Schedule, Ot: Tensor, Lt: Tensor, *, over_heads: bool = False) -> None:
+    """O = sum over t of exp(L_t - L) O_t, with L = log(sum of exp(L_t)): an online softmax over the splits.
+
+    A tile has query rows of one head, or, `over_heads`, heads of the one query that there is.
+    """
+    bq = min(s.block_q, COMBINED) if over_heads else s.block_q
     O = p.tensor("O", (a.batch, a.heads, a.n_q, a.d_v), a.dtype, "out")
-    with p.kernel("combine", b=a.batch, h=a.heads, i=cdiv(a.n_q, bq)) as (b, h, i):
+    grid = {"i": cdiv(a.heads, bq)} if over_heads else {"h": a.heads, "i": cdiv(a.n_q, bq)}
+    with p.kernel("combine", b=a.batch, **grid) as (b, *at):
+        place = (b, rows(at[0], bq), 0) if over_heads else (b, at[0], rows(at[1], bq))
         m = p.fill("m", shape=(bq, 1), value=-inf)
         l = p.fill("l", shape=(bq, 1), value=0)
         o = p.fill("o", shape=(bq, a.d_v), value=0)
         with p.loop("t", 0, s.splits) as t:
-            lt = p.load("lt", Lt[t, b, h, rows(i, bq)])
-            ot = p.load("ot", Ot[t, b, h, rows(i, bq)])
+            lt = p.load("lt", Lt[(t, *place)])
+            ot = p.load("ot", Ot[(t, *place)])
             with p.phase("weights"):
                 new = p.max("new", m, lt)
                 shrink = p.exp("shrink", m, new)
@@ -94,10 +105,10 @@ def _combine(p: Builder, a: Attention, s: Schedule, Ot: Tensor, Lt: Tensor) -> N
             with p.phase("sum"):
                 p.mul(o, o, shrink)
                 p.add(o, o, p.mul("part", ot, weight))
-        p.store(O[b, h, rows(i, bq)], p.div("out", o, l))
+        p.store(O[place], p.div("out", o, l))
         if a.lse:
             L = p.tensor("L", (a.batch, a.heads, a.n_q), "fp32", "out")
-            p.store(L[b, h, rows(i, bq)], p.add("lse", m, p.log("ln", l)))
+            p.store(L[place], p.add("lse", m, p.log("ln", l)))
 
 
 def plan(a: Attention, hardware: Hardware, given: Mapping[str, Any], rule: Rule) -> tuple[Schedule, str]:

@@ -8,6 +8,9 @@ S and P are stored in the data dtype, or in fp32, and then P is cast for the sec
 A library may run as kernels of their own ("scale", "copy" and "mask" among the schedule's `separate`) the scaling of
 Q, a copy of each operand into the layout that its products take, and the mask; and it may walk the scores in bands.
 
+A soft-cap, ALiBi and a bias are applied to scores before they are stored.  Dropout is a kernel of its own, which reads
+P and writes it again, with a byte an element that the gradient needs.
+
 In fp8 (the baseline of FlashAttention-3's Table 3) a head's Q, K and V have one scale each, S is in fp16, and P in fp8,
 multiplied by 2^8.
 """
@@ -16,9 +19,9 @@ from __future__ import annotations
 
 from math import gcd
 
-from iosim.dataflows.elementwise import STRIDED, elementwise
+from iosim.dataflows.elementwise import BLOCK, STRIDED, elementwise
 from iosim.dataflows.row_softmax import row_softmax
-from iosim.dataflows.tiles import GAIN, mask_keys, operand, operands
+from iosim.dataflows.tiles import GAIN, Scores, drop, is_masked, mask_keys, operand, operands, sinks_of
 from iosim.errors import InputError
 from iosim.index import cdiv
 from iosim.problem import Attention
@@ -27,7 +30,7 @@ from iosim.schedule import Schedule
 
 USES = ("block_q", "block_k", "block_d", "softmax", "softmax_rows", "softmax_cols", "scores", "separate", "band")
 BACKWARD = "standard-backward"
-TAKES = ("fp8", "fp16 accumulator")
+TAKES = ("fp8", "fp16 accumulator", "soft-cap", "ALiBi", "bias", "sinks", "global tokens", "dropout", "block mask")
 
 
 def standard(a: Attention, s: Schedule) -> Program:
@@ -38,6 +41,7 @@ def standard(a: Attention, s: Schedule) -> Program:
     Q, K, V = operands(p, a)
     if a.is_fp8:
         SQ, SK, SV = p.scales("SQ", Q, a.n_q), p.scales("SK", K, a.n_k), p.scales("SV", V, a.n_k)
+    changes, sinks = Scores.of(p, a), sinks_of(p, a)
     matrix = (a.batch, a.heads, a.n_q, a.n_k)
     S = p.tensor("S", matrix, s.scores_dtype(a.score_dtype), "scratch")
     P = p.tensor("P", matrix, s.scores_dtype(a.dtype), "scratch")
@@ -67,13 +71,20 @@ def standard(a: Attention, s: Schedule) -> Program:
                 p.matmul(x, q, k.T, add=True)
         if a.is_fp8:
             p.mul(x, x, p.mul("sqk", p.load("sq", SQ[b, h, rows(0, 1)]), p.load("sk", SK[b, kv, rows(0, 1)])))
-        p.store(S[b, h, rows(i, bq), rows(j, bk)], p.scale("s", x, by=1 if scaled else a.scale))
+        if a.accumulator != "fp32" and changes.scale == 1:
+            x = p.cast("wide", x, "fp32")
+        bias = changes.load(p, b, h, i, j, bq, bk)
+        left = changes.change(p, x, bias, h, i, j, bq, bk, 1 if scaled else a.scale)
+        p.store(S[b, h, rows(i, bq), rows(j, bk)], p.scale("s", x, by=left))
 
-    separate = "mask" in s.separate and (a.causal or a.window is not None)
+    separate = "mask" in s.separate and is_masked(a)
     if separate:
         S = _masked(p, a, S)
     gain = GAIN if a.is_fp8 else 1
-    row_softmax(p, a, s, s.softmax, S, P, L, once=True, gain=gain, masked=separate)
+    row_softmax(p, a, s, s.softmax, S, P, L, sinks, once=True, gain=gain, masked=separate)
+
+    if a.dropout:
+        P = _dropped(p, a, P)
 
     own = s.of("output")
     bq, step, cols = own.block_q, own.block_d, min(own.block_k, a.d_v)
@@ -93,7 +104,7 @@ def standard(a: Attention, s: Schedule) -> Program:
             with p.phase("pv"):
                 p.matmul(o, pr, v, add=True)
         if a.is_fp8:
-            p.mul(o, o, p.scale("sv / gain", p.load("sv", SV[b, kv, rows(0, 1)]), by=1 / GAIN))
+            p.mul(o, o, p.scale("sv / gain", p.load("sv", SV[b, kv, rows(0, 1)]), by=1 / GAIN / (1 - a.dropout)))
         p.store(O[b, h, rows(i, bq), rows(c, cols)], o)
     return p.done()
 
@@ -117,3 +128,21 @@ def _masked(p: Builder, a: Attention, S: Tensor) -> Tensor:
         mask_keys(p, a, x, i, j, r, cols)
         p.store(masked[view], x)
     return masked
+
+
+def _dropped(p: Builder, a: Attention, P: Tensor) -> Tensor:
+    """P after dropout, made by a kernel of its own, and a byte an element that says what is kept, for the gradient."""
+    dropped = p.tensor("P dropped", P.shape, P.dtype, "scratch")
+    kept = p.tensor("kept", P.shape, "fp8_e4m3", "scratch")  # of one byte: 0 and 1
+    cols = min(a.n_k, BLOCK)
+    r = max(1, BLOCK // cols)
+    grid = {"b": a.batch, "h": a.heads, "i": cdiv(a.n_q, r), "j": cdiv(a.n_k, cols)}
+    with p.kernel("dropout", operands_once=True, **grid) as (b, h, i, j):
+        view = b, h, rows(i, r), rows(j, cols)
+        x = p.load("x", P[view])
+        one = p.fill("one", shape=(r, cols), value=1, dtype="fp8_e4m3")
+        drop(p, a, one, b, h, i, j, r, cols)
+        p.store(kept[view], one)
+        y = p.mul("y", x, one)
+        p.store(dropped[view], y if a.is_fp8 else p.scale(y, y, by=1 / (1 - a.dropout)))  # fp8 has no room: see output
+    return dropped

@@ -6,14 +6,18 @@ Query i sees the keys from i + diagonal + 1 - window (a sliding window) to i + d
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TypeAlias
 
-from iosim.index import Ex, Index, cdiv, least, most
+from iosim.blockmask import BlockMask
+from iosim.errors import InputError
+from iosim.index import Ex, Index, cdiv, least, lookup, most
 from iosim.problem import Attention
-from iosim.program import Builder, Tensor, Tile
+from iosim.program import Builder, Tensor, Tile, rows
 
 # Weights are at most 1, and an fp8 number below 2^-9 is 0: kernels multiply them by 2^8, and their sum with them.
 GAIN = 2**8
+MOST_RUNS = 64  # of blocks in a row of a block mask: a loop for each
 Edges: TypeAlias = tuple[Ex, Ex, Ex, Ex]
 
 
@@ -36,6 +40,52 @@ def key_tiles(a: Attention, i: Ex, block_q: int, block_k: int) -> Edges:
         left = least(hi, cdiv(most(0, end - 1 + low), block_k))
         right = _from(left, right, hi)
     return lo, left, right, hi
+
+
+def key_runs(a: Attention, i: Ex, block_q: int, block_k: int) -> list[tuple[str, Edges]]:
+    """The loops over the key tiles that query tile i visits: a name and `key_tiles`' numbers for each.
+
+    One loop "j", and where a window leaves global tokens one before it, "s", over their tiles.  With a block mask loops
+    "j", "j2", ... over the runs of blocks of its row, as many as the row with most has.
+    """
+    lo, left, right, hi = key_tiles(a, i, block_q, block_k)
+    if a.block_mask is not None:
+        runs = _runs(a, a.block_mask, i, block_q, block_k)
+        return [(name, (most(lo, first), left, right, least(hi, end))) for name, (first, end) in runs]
+    if not a.global_tokens:
+        return [("j", (lo, left, right, hi))]
+    tokens = min(a.global_tokens, a.n_k)
+    tiles, whole = cdiv(tokens, block_k), least(hi, tokens // block_k)
+    if a.causal:
+        whole = least(whole, most(0, i * block_q + a.diagonal + 1) // block_k)
+    return [("s", (0, 0, whole, least(hi, tiles))), ("j", (most(lo, tiles), left, right, hi))]
+
+
+def _runs(a: Attention, mask: BlockMask, i: Ex, block_q: int, block_k: int) -> list[tuple[str, tuple[Ex, Ex]]]:
+    """For each run of blocks in a row of the mask: a loop's name, and its first and end key tile at query tile i.
+
+    Raises InputError for tiles that do not divide blocks, and for more runs than MOST_RUNS.
+    """
+    height, width = mask.size(a.n_q, a.n_k)
+    for name, tile, size, what in (("block_q", block_q, height, "rows"), ("block_k", block_k, width, "keys")):
+        if size % tile:
+            raise InputError(f"{name}: {tile} does not divide the {size} {what} of a block of {mask.origin}")
+    runs = [mask.runs(row) for row in range(len(mask.rows))]
+    count = max(map(len, runs))
+    if count > MOST_RUNS:
+        row = next(n for n, some in enumerate(runs) if len(some) == count)
+        raise InputError(
+            f"block_mask: {mask.origin}: row {row} has {count} runs of blocks; {MOST_RUNS} is the most, as each is a "
+            f"loop"
+        )
+    out = []
+    for n in range(max(1, count)):
+        ends = [some[n] if n < len(some) else (0, 0) for some in runs]
+        first = tuple(end[0] * width // block_k for end in ends)
+        last = tuple(min(end[1] * width, int(cdiv(a.n_k, block_k)) * block_k) // block_k for end in ends)
+        name, row_of = f"j{n + 1}" if n else "j", i // (height // block_q)
+        out.append((name, (lookup(f"first {name}", first, row_of), lookup(f"end {name}", last, row_of))))
+    return out
 
 
 def query_tiles(a: Attention, j: Ex, block_q: int, block_k: int) -> Edges:
@@ -96,11 +146,83 @@ def operands(p: Builder, a: Attention) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def mask_keys(p: Builder, a: Attention, x: Tile, i: Ex, j: Ex, block_q: int, block_k: int) -> None:
-    """Mask the scores `x` of query tile i and key tile j."""
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What changes the scores of a problem: a soft-cap, ALiBi and a bias, in this order.
+
+    `bias` is the tensor that is added, if any.
+    """
+
+    attention: Attention
+    bias: Tensor | None
+
+    @classmethod
+    def of(cls, p: Builder, a: Attention) -> Scores:
+        return cls(a, None if a.bias is None else p.tensor("bias", a.bias_shape, a.out_dtype, "in"))
+
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied by at the exp: the first operation that changes them scales them too."""
+        return self.attention.scale if self._plain else 1.0
+
+    @property
+    def _plain(self) -> bool:
+        a = self.attention
+        return a.softcap is None and not a.alibi and a.bias is None
+
+    def load(self, p: Builder, b: Ex, h: Ex, i: Ex, j: Ex, block_q: int, block_k: int) -> Tile | None:
+        """The tile of the bias for query tile i and key tile j."""
+        if self.bias is None:
+            return None
+        batch, heads = self.bias.shape[:2]
+        view = b if batch > 1 else 0, h if heads > 1 else 0, rows(i, block_q), rows(j, block_k)
+        return p.load("bias", self.bias[view])
+
+    def change(
+        self, p: Builder, x: Tile, bias: Tile | None, h: Ex, i: Ex, j: Ex, block_q: int, block_k: int, by: float
+    ) -> float:
+        """Change the scores x, which `by` scales; returns what still has to scale them."""
+        a = self.attention
+        if a.softcap is not None:
+            p.softcap(x, x, by=by, cap=a.softcap)
+            by = 1.0
+        if a.alibi:
+            row, col = i * block_q, j * block_k
+            p.alibi(x, x, by=by, row=row, col=col, diagonal=a.diagonal, head=h, heads=a.heads)
+            by = 1.0
+        if bias is not None:
+            p.fma(x, x, bias if bias.dtype == "fp32" else p.cast("bias fp32", bias, "fp32"), by=by)
+            by = 1.0
+        return by
+
+
+def is_masked(a: Attention) -> bool:
+    """Whether some mask hides pairs."""
+    return a.causal or a.window is not None or a.block_mask is not None
+
+
+def drop(p: Builder, a: Attention, x: Tile, b: Ex, h: Ex, i: Ex, j: Ex, block_q: int, block_k: int) -> None:
+    """Set weights `x` of query tile i and key tile j to 0 where dropout takes them; what is left is not scaled yet."""
+    if a.dropout:
+        p.dropout(x, row=i * block_q, col=j * block_k, batch=b, head=h, probability=a.dropout)
+
+
+def sinks_of(p: Builder, a: Attention) -> Tensor | None:
+    """The logits of the attention sinks, one a query head."""
+    return p.tensor("sinks", (a.heads,), "fp32", "in") if a.sinks else None
+
+
+def mask_keys(
+    p: Builder, a: Attention, x: Tile, i: Ex, j: Ex, block_q: int, block_k: int, *, visited: bool = False
+) -> None:
+    """Mask the scores `x` of query tile i and key tile j; of one that is `visited` by key_runs, at its edges."""
     high = a.diagonal if a.causal else None
     low = None if a.window is None else a.diagonal + 1 - a.window
-    p.mask(x, row=i * block_q, col=j * block_k, keys=a.n_k, diagonal=high, low=low)
+    if a.block_mask is not None and not visited:
+        height, width = a.block_mask.size(a.n_q, a.n_k)
+        row, col = i * block_q, j * block_k
+        p.block_mask(x, row=row, col=col, blocks=a.block_mask.rows, height=height, width=width)
+    p.mask(x, row=i * block_q, col=j * block_k, keys=a.n_k, diagonal=high, low=low, kept=a.global_tokens)
 
 
 def mask_edges(
@@ -110,4 +232,4 @@ def mask_edges(
     lo, left, right, hi = edges
     for first, end in ((lo, left), (right, hi)):
         with p.when(along, first, end):
-            mask_keys(p, a, x, i, j, block_q, block_k)
+            mask_keys(p, a, x, i, j, block_q, block_k, visited=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from iosim.index import Ex, Index, Least, Most, Plus, Quotient, Times, affine
+from iosim.index import Ex, Index, Least, Lookup, Most, Plus, Quotient, Times, affine
 from iosim.program import Compute, Kernel, Load, Loop, Node, Program, Span, Store, Tensor, View
 
 Range: TypeAlias = tuple[int, int]
@@ -70,6 +70,9 @@ def bounds(e: Ex, ranges: Ranges) -> Range:
         case Most(a, b):
             (alo, ahi), (blo, bhi) = bounds(a, ranges), bounds(b, ranges)
             return max(alo, blo), max(ahi, bhi)
+        case Lookup(_, table, a):
+            lo, hi = bounds(a, ranges)
+            return min(table[lo : hi + 1]), max(table[lo : hi + 1])
         case int():
             return e, e
         case _:

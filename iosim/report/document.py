@@ -247,6 +247,7 @@ def run_row(r: Run, *, energy: bool = False) -> dict[str, Any]:
         "hardware": r.hardware.name,
         "dataflow": r.dataflow.name,
         **r.problem.as_dict(),
+        "block_mask": None if r.problem.block_mask is None else r.problem.block_mask.origin,
         "fidelity": None if t is None else t.fidelity,
         "seconds": r.seconds,
         "tflops": r.tflops,

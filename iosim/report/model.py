@@ -49,8 +49,12 @@ def headline(case: ModelCase) -> str:
         "training": f"training on {n}",
     }
     words += f"; {phases[case.phase]}, batch {case.batch}"
+    if model.latent is not None:
+        size = f"{model.latent.rank} + {model.latent.rope} numbers a token"
+        decoding = f"which the dataflow mla reads as {size}" if case.phase == "decode" else f"cached as {size}"
+        words += f". K and V are latent, {decoding}"
     words += "" if model.dtype else f". It names no dtype: {case.layers[0].problem.dtype} is taken"
-    return words + (f". Not modelled: {', '.join(model.beside)}" if model.beside else "")
+    return words + (f". Not modelled: {', '.join(case.not_modelled)}" if case.not_modelled else "")
 
 
 def _kind(layers: Layers) -> str:
@@ -132,7 +136,7 @@ def document(found: ModelComparison, request: Mapping[str, Any], **shown: Any) -
         "layers": [{"kind": l.kind, "count": l.count, "problem": l.problem.as_dict()} for l in case.layers],
         "layers_of_model": len(case.model.kinds),
         "kv_bytes": case.kv_bytes,
-        "not_modelled": list(case.model.beside),
+        "not_modelled": list(case.not_modelled),
         "totals": [_total(t) for t in found.totals],
     }
     return parts[0] | {"model": model, "runs": runs}

@@ -61,11 +61,30 @@ def headline(a: Attention, computes: str = "forward") -> str:
     mask += "" if a.window is None else f", window {a.window:,}"
     later = a.window is not None and not a.causal and a.diagonal < a.n_k - 1  # keys after those of the first query
     mask += " (later keys are seen too; --causal hides them)" if later else ""
+    mask += _changes(a)
     mask += ", fp16 accumulator" if a.accumulator == "fp16" else ""
     mask += ", log-sum-exp written" if a.lse and computes == "forward" else ""
     what = "Softmax of the scores" if computes == "softmax" else f"Attention {computes}"
     what += " (forward and backward)" if computes == "training" else ""
     return f"{what}: batch {a.batch}, {heads}, {length}{width}, {a.dtype}{mask}"
+
+
+_BIASES = {"shared": "for all heads", "heads": "for each head", "full": "for each batch and head"}
+
+
+def _changes(a: Attention) -> str:
+    """What changes scores and weights, in words."""
+    words = {
+        f"{a.global_tokens:,} global tokens": a.global_tokens,
+        f"soft-cap {a.softcap or 0:g}": a.softcap is not None,
+        "ALiBi": a.alibi,
+        f"a bias {_BIASES.get(a.bias or '', '')}": a.bias is not None,
+        "sinks": a.sinks,
+        f"dropout {a.dropout:g}": a.dropout,
+    }
+    if (mask := a.block_mask) is not None:
+        words[f"{mask.left:,} of {len(mask.rows) * len(mask.rows[0]):,} blocks ({mask.origin})"] = True
+    return "".join(f", {name}" for name, there in words.items() if there)
 
 
 def inputs_line(inputs: Inputs, computes: str) -> str:

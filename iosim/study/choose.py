@@ -96,12 +96,21 @@ class _Choice:
         """Heights of a query tile that make sense."""
         if "block_q" in self.given:
             return [self.given["block_q"]]
-        return [r for r in self.tried if r < 2 * max(self.a.n_q, self.tried[-1])]
+        tried = [r for r in self.tried if r < 2 * max(self.a.n_q, self.tried[-1])]
+        return self._dividing(tried, 0)
+
+    def _dividing(self, sizes: list[int], axis: int) -> list[int]:
+        """The sizes that divide a block of the mask, if there is one and any does."""
+        if self.a.block_mask is None:
+            return sizes
+        block = self.a.block_mask.size(self.a.n_q, self.a.n_k)[axis]
+        return [size for size in sizes if block % size == 0] or sizes
 
     def candidates(self, block_q: int, narrowest: int, stages: tuple[int, ...]) -> Iterator[Schedule]:
         """Schedules with query tiles of one height: wide key tiles before narrow ones."""
         given = self.given
-        keys = [given["block_k"]] if "block_k" in given else [k for k in KEYS if k < 2 * max(self.a.n_k, KEYS[-1])]
+        tried = self._dividing([k for k in KEYS if k < 2 * max(self.a.n_k, KEYS[-1])], 1)
+        keys = [given["block_k"]] if "block_k" in given else tried
         for block_k in keys:
             if block_k >= narrowest:
                 yield self.complete({"block_q": block_q, "block_k": block_k, "stages": stages})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from iosim.index import indices
 from iosim.memory.cache import DeviceTraffic
 from iosim.problem import Attention
-from iosim.program import Compute, Kernel, Load, Loop, Program, View, walk
+from iosim.program import Compute, Kernel, Load, Loop, Program, Span, View, walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,7 @@ def _per_head(a: Attention, kernel: Kernel, name: str) -> bool:
     """Whether a load of the tensor runs for each index that tells apart the query heads of a group."""
     views = list(_views(kernel))
     queries = [view for view, _, _ in views if len(view.tensor.shape) > 1 and view.tensor.shape[1] == a.heads]
+    queries = [view for view in queries if not isinstance(view.index[1], Span)]  # heads as rows of a tile share a load
     heads = frozenset[str]().union(*(indices(view.starts[1]) for view in queries))
     wide = {axis for axis, n in kernel.grid if n > 1}
     for view, loads, loops in views:

@@ -47,7 +47,6 @@ ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electr
 
 # Fields of attention that iosim has no program for.
 FOREIGN = {
-    "kv_lora_rank": "multi-head latent attention (MLA)",
     "attn_type_list": "linear attention",
     "linear_attn_config": "linear attention",
     "linear_num_key_heads": "linear attention",
@@ -112,10 +111,22 @@ class ModelCase:
         return sum(part.count for part in self.layers)
 
     @property
+    def not_modelled(self) -> tuple[str, ...]:
+        """What the model's kernels do to scores and the problems do not say, as --softcap and --alibi make them."""
+        problem = self.layers[0].problem
+        said = {"soft-capped scores": problem.softcap is not None, "ALiBi biases": problem.alibi}
+        return tuple(words for words in self.model.beside if not said.get(words))
+
+    @property
     def kv_bytes(self) -> int:
-        """K and V of all tokens in all these layers: the cache, where none forgets what left its window."""
+        """K and V of all tokens in all these layers: the cache, where nothing is forgotten; or the latent."""
+        latent = self.model.latent
         return sum(
-            part.count * p.batch * p.kv_heads * p.n_k * (p.d + p.d_v) * dtype(p.dtype).bytes
+            part.count
+            * p.batch
+            * p.n_k
+            * (p.kv_heads * (p.d + p.d_v) if latent is None else latent.cached)
+            * dtype(p.dtype).bytes
             for part in self.layers
             for p in (part.problem,)
         )
@@ -129,13 +140,38 @@ class ModelCase:
         return self.layers[0].problem
 
 
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Sizes of multi-head latent attention: `rank` numbers a token stand for all heads' keys and values.
+
+    A head's query and key have `nope` numbers that come from the latent and `rope` that are rotated and that all heads
+    share; its value has `value`.
+    """
+
+    rank: int
+    nope: int
+    rope: int
+    value: int
+
+    @property
+    def d(self) -> int:
+        """The head dimension without absorbed matrices."""
+        return self.nope + self.rope
+
+    @property
+    def cached(self) -> int:
+        """Numbers of a token in the cache: the head dimension of K with absorbed matrices."""
+        return self.rank + self.rope
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """The attention of a model.  `name` is its model_type, "" where the file has none.
 
     `kinds` has the kind of each layer from the first on: "full", "sliding" (with `window` keys), or the file's own word
     for what iosim has no program for.  `dtype` is None where the file names none.  `causal` is False for an encoder.
-    `beside` are things that its kernels do to scores and iosim's do not.
+    `beside` are things that its kernels do to scores and iosim's do not.  With a `latent`, K and V are made of it for a
+    prefill, which is plain attention, and decoding reads the latent itself (dataflow mla).
     """
 
     origin: str
@@ -149,6 +185,7 @@ class Model:
     kinds: tuple[str, ...]
     window: int | None
     beside: tuple[str, ...]
+    latent: Latent | None = None
 
     def case(
         self,
@@ -179,6 +216,8 @@ class Model:
         if self.dtype is not None:
             given.setdefault("dtype", self.dtype)
         sizes = {"batch": batch, "heads": self.heads, "kv_heads": self.kv_heads, "d": self.d, "d_v": self.d_v}
+        if self.latent is not None and phase == "decode":
+            sizes |= {"kv_heads": 1, "d": self.latent.cached, "d_v": self.latent.rank}
         given |= {"n_q": shape[0], "n_k": shape[1], **sizes, "causal": self.causal and phase != "decode"}
         made: dict[Attention, Layers] = {}
         hidden_nothing = 0
@@ -243,9 +282,14 @@ def load_model(
     typed = c.data.get("layer_types") is not None
     for field, words in FOREIGN.items():
         if c.data.get(field) not in (None, False, 0, []) and not (typed and field in TYPED):
-            raise c.error(field, f"{words}, which iosim has no program for{_mla_hint(c) if 'MLA' in words else ''}")
+            raise c.error(field, f"{words}, which iosim has no program for")
     heads = c.needed(HEADS, "heads", heads, MAX_HEADS)
-    d = _head_dim(c, heads, name, d)
+    if (latent := _latent(c)) is None:
+        d = _head_dim(c, heads, name, d)
+    elif d in (None, latent.d):
+        d = latent.d
+    else:
+        raise InputError(f"d: {d} was given, and heads of {c.origin} have {latent.nope} + {latent.rope}")
     kinds, window = _layers(c, name)
     bidirectional = name in ENCODERS or c.flag("use_bidirectional_attention")
     if bidirectional and "sliding" in kinds:
@@ -261,6 +305,7 @@ def load_model(
         causal=not bidirectional,
         kinds=kinds,
         window=window,
+        latent=latent,
         beside=tuple(words for field, words in BESIDE.items() if c.data.get(field)),
     )
 
@@ -506,11 +551,14 @@ def _by_rule(c: _Config, name: str, count: int) -> tuple[str, ...]:
     return tuple("sliding" if each else "full" for each in slides)
 
 
-def _mla_hint(c: _Config) -> str:
-    """The plain attention that its prefill comes to, where the file has its sizes."""
-    sizes = [c.data.get(name) for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")]
-    heads = [c.data[name] for name in HEADS if isinstance(c.data.get(name), int)]
-    if not heads or not all(isinstance(size, int) for size in sizes):
-        return ""
-    nope, rope, value = (int(size or 0) for size in sizes)
-    return f"; its prefill without absorbed matrices is --heads {heads[0]} --d {nope + rope} --d-v {value} --causal"
+def _latent(c: _Config) -> Latent | None:
+    """The sizes of multi-head latent attention, where the file has them."""
+    rank = c.whole(("kv_lora_rank",), MAX_D)
+    if rank is None:
+        return None
+    sizes = [c.whole((name,), MAX_D) for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")]
+    if None in sizes:
+        raise c.error(
+            "kv_lora_rank", "latent attention has qk_nope_head_dim, qk_rope_head_dim and v_head_dim beside it"
+        )
+    return Latent(rank, *(int(size or 0) for size in sizes))

@@ -31,7 +31,8 @@ READ = ("stages", "groups", "registers", "spills", "persistent", "ahead")  # of 
 SWITCHES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 TILE = ("block_q", "block_k", "stages")
 _KINDS: Mapping[str, Kind] = {
-    "int": int, "int | None": int, "bool": bool, "float": float, "str": str, "tuple[int, ...]": tuple,
+    "int": int, "int | None": int, "bool": bool, "float": float, "float | None": float, "str": str, "str | None": str,
+    "tuple[int, ...]": tuple,
 }  # fmt: skip
 # What a profile gives for the whole chip at its clock goes with how many processors there are, and with the clock.
 _CHIP = ("matrix.tflops.", "matrix_warp.tflops.")
@@ -104,7 +105,7 @@ def kinds(flow: Dataflow | None = None) -> dict[str, Kind]:
 
 def problem_kinds() -> dict[str, Kind]:
     """The fields of a problem; `n` stands for queries and keys alike."""
-    return {"n": int} | {f.name: _KINDS[str(f.type)] for f in fields(Attention)}
+    return {"n": int} | {f.name: _KINDS[str(f.type)] for f in fields(Attention) if str(f.type) in _KINDS}
 
 
 def axis(text: str, flow: Dataflow, option: str = "vary") -> Axis:

@@ -12,7 +12,8 @@ from tests.conftest import Iosim
 
 @pytest.mark.parametrize("name", dataflow_names())
 def test_show_prints_a_program(iosim: Iosim, name: str) -> None:
-    answer = iosim("show", name, "--n", "4096", "--n-k", "3000", "--d", "128", "--causal", "--window", "1024")
+    latent = ("--kv-heads", "1", "--d-v", "96") if name == "mla" else ()
+    answer = iosim("show", name, "--n", "4096", "--n-k", "3000", "--d", "128", "--causal", "--window", "1024", *latent)
     assert answer.code == 0
     assert answer.out.startswith(f"program {name}\n")
     assert "kernel " in answer.out

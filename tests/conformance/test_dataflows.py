@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from iosim.blockmask import BlockMask
 from iosim.check import check
 from iosim.dataflows import dataflow_names, load_dataflow
 from iosim.errors import InputError
@@ -20,12 +23,24 @@ PROBLEMS = {
     "one query": Attention(n_q=1, n_k=700, d=128, heads=2),
     "fp8": Attention(n_q=201, n_k=333, d=48, d_v=24, heads=4, kv_heads=2, causal=True, lse=True, dtype="fp8"),
     "fp16 accumulator": Attention(n_q=70, n_k=200, d=40, d_v=24, heads=2, lse=True, accumulator="fp16"),
+    "latent": Attention(n_q=1, n_k=300, d=72, d_v=64, heads=20, kv_heads=1, batch=2, lse=True),
+    "latent, many queries": Attention(n_q=100, n_k=130, d=72, d_v=64, heads=2, kv_heads=1, causal=True),
+    "operations": Attention(n_q=100, n_k=130, d=64, heads=3, causal=True, window=40, global_tokens=20, softcap=20,
+                            alibi=True, bias="heads", sinks=True, dropout=0.1, lse=True),
+    "block mask": Attention(n_q=256, n_k=384, d=64, block_mask=BlockMask.of([[1, 0, 1], [0, 1, 0]])),
     "fp32": Attention(n_q=100, d=64, dtype="fp32", causal=True, causal_align="top-left", n_k=130),
-}
+}  # fmt: skip
 
 
 SLOW = pytest.mark.slow
 TILES = {"flash1": 4, "flash-backward": 4}  # that a block holds beside statistics: Q, K, V and O or dO
+
+
+def suited(name: str, problem: Attention) -> Attention:
+    """The problem, with one latent key/value head for a dataflow that is written for nothing else."""
+    latent = replace(problem, kv_heads=1, d_v=max(1, problem.d - problem.d // 8))
+    refused = load_dataflow(name).refusal(problem)
+    return latent if refused and not load_dataflow(name).refusal(latent) else problem
 
 
 def one(name: str, machine: str, problem: Attention, *, fidelity: str = "fair", checked: bool = False) -> Run:
@@ -58,7 +73,7 @@ def test_the_numbers_are_right_and_all_counts_agree(name: str, problem: Attentio
 @pytest.mark.parametrize("machine", profile_names())
 @pytest.mark.parametrize("name", dataflow_names())
 def test_it_runs_on_every_machine_or_says_why_not(name: str, machine: str) -> None:
-    problem = Attention(n_q=1024, d=128, heads=4, causal=True)
+    problem = suited(name, Attention(n_q=1024, d=128, heads=4, causal=True))
     refusal = plan(name, problem, load_hardware(machine))
     if refusal is not None:
         assert lacks_what_it_needs(refusal, load_hardware(machine))
@@ -93,9 +108,9 @@ def test_it_runs_on_every_machine_or_says_why_not(name: str, machine: str) -> No
     ids=str,
 )
 def test_every_format_works_or_is_refused_in_one_line(name: str, machine: str, fields: dict[str, str]) -> None:
-    problem, hardware = Attention(n_q=512, d=64, **fields), load_hardware(machine)
+    problem, hardware = suited(name, Attention(n_q=512, d=64, **fields)), load_hardware(machine)
     known = hardware.matrix_rate(problem.dtype) is not None
-    lacks_copies = plan(name, Attention(n_q=512, d=64), hardware) is not None
+    lacks_copies = plan(name, suited(name, Attention(n_q=512, d=64)), hardware) is not None
     if (refusal := load_dataflow(name).refusal(problem)) or lacks_copies or (problem.is_fp8 and not known):
         with pytest.raises(InputError) as caught:
             one(name, machine, problem)
@@ -125,7 +140,7 @@ def plan(name: str, problem: Attention, machine: Hardware) -> str | None:
 def test_every_head_dimension_gets_a_tile_that_fits_or_a_clear_refusal(name: str, d: int) -> None:
     for machine in map(load_hardware, profile_names()):
         for dtype in ("fp16", "fp32"):
-            problem = Attention(n_q=4096, d=d, dtype=dtype)
+            problem = suited(name, Attention(n_q=4096, d=d, dtype=dtype))
             refusal = plan(name, problem, machine)
             if refusal is not None and not lacks_what_it_needs(refusal, machine):
                 # only where 16 rows of what it holds, like Q, K and V, are too much

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import pytest
 
 import iosim.dataflows
+from iosim.blockmask import BlockMask
 from iosim.dataflows import load_dataflow
 from iosim.errors import InputError
 from iosim.problem import Attention
@@ -31,8 +32,18 @@ PROBLEMS = (
     Attention(n_q=31, n_k=23, d=8, causal=True, causal_align="top-left", window=9, lse=True),
     Attention(n_q=31, n_k=17, d=8, heads=2, causal=True, window=5, dtype="fp32"),
     Attention(n_q=17, d=8, lse=True),
-    Attention(n_q=23, n_k=31, d=8, d_v=5, heads=4, kv_heads=2, lse=True, dtype="fp8"),
-)
+    Attention(n_q=23, n_k=31, d=8, d_v=5, heads=4, kv_heads=2, lse=True, dtype="fp8", sinks=True, dropout=0.3),
+    Attention(
+        n_q=11, n_k=17, d=8, heads=3, kv_heads=1, batch=2, lse=True, dtype="fp32", softcap=0.7, alibi=True, bias="full"
+    ),
+    Attention(
+        n_q=23, n_k=31, d=8, heads=2, batch=2, lse=True, causal=True, window=5, global_tokens=9, dtype="fp32",
+        sinks=True, dropout=0.3, bias="heads",
+    ),
+    Attention(n_q=79, n_k=70, d=8, causal=True, dtype="fp32", block_mask=BlockMask.of([[0, 1, 0], [1, 0, 1]])),
+    Attention(n_q=1, n_k=31, d=8, d_v=5, heads=9, kv_heads=1, batch=2, lse=True, dtype="fp32"),
+    Attention(n_q=23, n_k=31, d=8, d_v=5, heads=2, kv_heads=1, causal=True, window=9, lse=True, dtype="fp32"),
+)  # fmt: skip
 SCHEDULES = (
     Schedule(block_q=8, block_k=6, block_d=7, splits=3, softmax="online", softmax_rows=2, softmax_cols=7),
     Schedule(block_q=5, block_k=8, block_d=4, splits=2, softmax_rows=3, softmax_cols=31, scores="fp32"),
@@ -41,7 +52,7 @@ SCHEDULES = (
 SHARED = {  # the dataflows that use a shared file
     "elementwise": ("standard", "standard-backward"),
     "row_softmax": ("softmax-naive", "softmax-safe", "softmax-online", "standard"),
-    "tiles": ("flash2", "flash1", "split-kv", "flash-backward", "softmax-safe"),
+    "tiles": ("flash2", "standard", "flash1", "split-kv", "flash-backward", "softmax-safe"),
 }
 
 
@@ -57,7 +68,11 @@ def by_rule(file: str) -> Iterator[Fault]:
     for n, line in enumerate(lines):
         if re.match(r"\s*[\w, ]+ = p\.load\(", line):
             what, instead = "twice", [line, line]
-        elif re.match(r"\s*(p\.(store|mul|add|exp|max|copy|matmul)|mask_edges|mask_keys)\(.*\)$", line):
+        elif re.match(
+            r"\s*(p\.(store|mul|add|exp|max|copy|matmul|mask|block_mask|softcap|alibi|fma|dropout)|mask_edges|mask_keys|drop"
+            r"|scores\.change)\(.*\)$",
+            line,
+        ):
             what, instead = "without", [re.sub(r"\S.*", "pass", line)]
         else:
             continue
@@ -72,15 +87,17 @@ BY_HAND = {  # by file: (old, new); each `old` is in the file once
         ("lo = least(lo, j * q_tiles)", "pass"),
     ],
     "flash2": [
-        ('shrink = p.exp("shrink", m, new, scale=a.scale)', 'shrink = p.exp("shrink", m, new)'),
+        ('shrink = p.exp("shrink", m, new, scale=scale)', 'shrink = p.exp("shrink", m, new)'),
         ("p.mul(o, o, shrink)", "p.mul(o, o, l)"),
-        ('p.loop("j", lo, hi)', 'p.loop("j", 0, hi)'),
+        ("p.loop(name, edges[0], edges[3])", "p.loop(name, 0, edges[3])"),
         ('p.div("out", o, l)', 'p.div("out", o, shrink)'),
         ("h = kv * a.group + g", "h = kv + g"),
         ("p.sub(m, m, lift)", "pass"),
         ("p.div(unit, unit, sv)", "p.div(unit, sv, unit)"),
         ("SQ[b, h, rows(i, 1)]", "SQ[b, h, rows(0, 1)]"),
         ("SK[b, kv, rows(j, 1)]", "SV[b, kv, rows(j, 1)]"),
+        ("GAIN if a.is_fp8 else 1)", "1)"),
+        ("by=1 / (1 - a.dropout)", "by=1 - a.dropout"),
     ],
     "split_kv": [
         ('Lt = p.tensor("L parts", (s.splits, a.batch, a.heads, a.n_q), "fp32"',
@@ -89,6 +106,11 @@ BY_HAND = {  # by file: (old, new); each `old` is in the file once
         ('weight = p.exp("weight", lt, new)', 'weight = p.exp("weight", lt, m)'),
         ("least(hi, (t + 1) * run)", "hi"),
         ("cdiv(cdiv(a.n_k, bk), s.splits)", "cdiv(a.n_k, bk) // s.splits"),
+    ],
+    "mla": [
+        ("(t + 1) * run)", "hi)"),
+        ("if L is not O:", "if parts:"),
+        ("p.matmul(x, qr, r.T, add=True)", "p.matmul(x, qr, r.T)"),
     ],
     "flash_backward": [
         ("by=1 / a.scale", "by=a.scale"),
@@ -99,8 +121,11 @@ BY_HAND = {  # by file: (old, new); each `old` is in the file once
         ('dQs = p.tensor("dQ sum", like_q, "fp32"', 'dQs = p.tensor("dQ sum", like_q, a.dtype'),
     ],
     "standard": [
-        ("by=1 if scaled else a.scale", "by=1"),
-        ("by=1 if scaled else a.scale", "by=a.scale"),
+        ("1 if scaled else a.scale)", "1)"),
+        ("1 if scaled else a.scale)", "a.scale)"),
+        ("by=1 / (1 - a.dropout)", "by=1"),
+        ("/ GAIN / (1 - a.dropout)", "/ GAIN"),
+        ("P = _dropped(p, a, P)", "_dropped(p, a, P)"),
         ('p.scale("qs", q, by=a.scale)', 'p.scale("qs", q, by=1)'),
         ("masked=separate", "masked=True"),
         ("at[0] * band + at[2]", "at[0] + at[2]"),
@@ -139,6 +164,14 @@ BY_HAND = {  # by file: (old, new); each `old` is in the file once
         ("return lo, left, right, hi\n", "return 0, left, right, hi\n"),
         ("high = a.diagonal if", "high = 0 if"),
         ("None if a.window is None else a.diagonal + 1", "None if a.window is None else a.diagonal + 2"),
+        ("kept=a.global_tokens", "kept=a.global_tokens - 1"),
+        ("(0, 0, whole, least(hi, tiles))", "(0, 0, least(hi, tiles), least(hi, tiles))"),
+        ("(most(lo, tiles), left", "(lo, left"),
+        ("b if batch > 1 else 0", "0"),
+        ("h if heads > 1 else 0", "0"),
+        ("batch=b, head=h", "batch=b, head=0"),
+        ("diagonal=a.diagonal, head=h", "diagonal=0, head=h"),
+        ("end[0] * width // block_k for", "end[0] * width // block_k + end[0] for"),
     ],
 }  # fmt: skip
 
@@ -158,7 +191,7 @@ def planted(file: str, source: str, flow: str, patch: pytest.MonkeyPatch) -> Cal
     """The dataflow `flow` from its source, with that of `file` replaced."""
     stem = flow.replace("-", "_")
     sources = {file: source}
-    if file == "tiles" and flow.startswith("softmax"):
+    if file == "tiles" and flow.startswith(("softmax", "standard")):
         sources["row_softmax"] = (HOME / "row_softmax.py").read_text()
     sources.setdefault(stem, (HOME / f"{stem}.py").read_text())
     for name, text in sources.items():

@@ -205,4 +205,4 @@ def test_fp8_runs_where_the_machine_has_it() -> None:
 def test_a_dataflow_that_is_not_written_for_a_format_says_which_are() -> None:
     with pytest.raises(InputError, match="flash1 is not written for fp8; flash2, flash3, standard are"):
         run(FP8, dataflow="flash1", hardware="h200-sxm")
-    assert load_dataflow("flash3").takes == ("fp8", "fp16 accumulator")
+    assert load_dataflow("flash3").takes[:2] == ("fp8", "fp16 accumulator")

@@ -141,7 +141,7 @@ def test_an_encoder_has_no_causal_mask() -> None:
         ({"sliding_window": 9, "sliding_window_pattern": 0}, "sliding_window_pattern: 0 is neither a whole number"),
         ({"sliding_window": -1}, "sliding_window: -1 is out of range"),
         ({"sliding_window": 9, "model_type": "bert"}, "sliding_window: a window to both sides"),
-        ({"kv_lora_rank": 512}, "kv_lora_rank: multi-head latent attention (MLA), which iosim has no program for"),
+        ({"kv_lora_rank": 512}, "kv_lora_rank: latent attention has qk_nope_head_dim, qk_rope_head_dim and v_head_dim"),
         ({"mamba_d_state": 16}, "mamba_d_state: state-space layers, which iosim has no program for"),
         ({"attention_chunk_size": 8192}, "attention_chunk_size: chunked attention"),
         ({"is_encoder_decoder": True}, "is_encoder_decoder: cross-attention"),
@@ -158,8 +158,27 @@ def test_bad_fields_are_named(fields: dict[str, Any], words: str) -> None:
 def test_nested_fields_are_named_as_they_stand() -> None:
     with pytest.raises(iosim.InputError, match=r"text_config\.num_attention_heads: missing"):
         load_model(CONFIGS["gemma-3-4b"])
-    with pytest.raises(iosim.InputError, match="--heads 128 --d 192 --d-v 128 --causal"):
-        load_model(CONFIGS["deepseek-v3"])
+
+
+def test_latent_attention_is_plain_in_prefill_and_one_head_in_decoding() -> None:
+    """DeepSeek-V3: 128 + 64 and 128 a head, of a latent of 512 + 64, which is all that the cache has."""
+    model = load_model(CONFIGS["deepseek-v3"])
+    prefill, decode = model.case(n=4096), model.case(n=4096, batch=3, phase="decode")
+    wanted = iosim.Attention(n_q=4096, d=192, d_v=128, heads=128, causal=True)
+    assert prefill.one() == wanted
+    assert decode.one() == iosim.Attention(n_q=1, n_k=4096, d=576, d_v=512, heads=128, kv_heads=1, batch=3)
+    assert prefill.kv_bytes == 61 * 4096 * 576 * 2
+    assert decode.kv_bytes == 3 * prefill.kv_bytes
+    with pytest.raises(iosim.InputError, match=r"d: 56 was given, and heads of config have 128 \+ 64"):
+        load_model(CONFIGS["deepseek-v3"], d=56)
+
+
+def test_what_an_option_models_is_not_said_to_be_left_out() -> None:
+    model = load_model(CONFIGS["gemma-2-9b"])
+    assert model.case(n=64).not_modelled == ("soft-capped scores",)
+    capped = model.case(n=64, softcap=50.0)
+    assert capped.not_modelled == ()
+    assert {layers.problem.softcap for layers in capped.layers} == {50.0}
 
 
 def test_layers_of_other_kinds_are_left_out_by_name() -> None:
