@@ -9,8 +9,8 @@ from typing import Any
 import iosim
 from iosim.report.layout import csv_text, draw, paragraph, table
 from iosim.report.text import headline, machine_line
-from iosim.report.words import count, duration
 from iosim.study.checklist import Checklist, Line
+from iosim.words import count, duration
 
 SCHEMA = "iosim.check/1"
 

@@ -10,8 +10,8 @@ from rich.text import Text
 
 import iosim
 from iosim.report.layout import csv_text, draw, paragraph, table
-from iosim.report.words import count, digits, duration, kib, size
 from iosim.study.diff import GROUPS, Change, Difference, Scalar, first_words
+from iosim.words import count, digits, duration, kib, size
 
 SCHEMA = "iosim.diff/1"
 SHOWN = 40  # rows of a table for one pair

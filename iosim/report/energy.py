@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from iosim.report.layout import draw, paragraph, table
-from iosim.report.words import digits, joules, percent
 from iosim.study.energy import LEVELS, UNITS, EnergyUse, Part
+from iosim.words import digits, joules, percent
 
 if TYPE_CHECKING:
     from iosim.study.run import Run

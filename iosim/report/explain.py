@@ -10,10 +10,10 @@ import iosim
 from iosim.program import Kernel
 from iosim.report import text
 from iosim.report.layout import WIDTH, paragraph
-from iosim.report.words import count, duration, percent, size
 from iosim.study.depends import Dependence
 from iosim.study.explain import Explanation, Line, Step
 from iosim.study.run import chosen_fields
+from iosim.words import count, duration, percent, size
 
 SCHEMA = "iosim.explain/1"
 LABEL = 20  # characters

@@ -10,8 +10,8 @@ from iosim.interpreters.recording import shares
 from iosim.report import plots
 from iosim.report.book import Extra
 from iosim.report.timeline import cause_words, document, title, unit_of, verdict, what_of
-from iosim.report.words import count, duration, percent
 from iosim.study.pipeline import Case, Pipeline
+from iosim.words import count, duration, percent
 
 _PAGE = Path(__file__).parent / "page"
 HELP = (

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from iosim.report.layout import paragraph
-from iosim.report.words import count, duration
 from iosim.study.interval import METHOD, Effect, Interval
+from iosim.words import count, duration
 
 if TYPE_CHECKING:
     from iosim.study.run import Run

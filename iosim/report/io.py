@@ -10,8 +10,8 @@ from iosim.problem import Attention
 from iosim.report import plots
 from iosim.report.sections import Column, Plot, Section, Table
 from iosim.report.text import headline, machine_line
-from iosim.report.words import digits, kib, ratio, size
 from iosim.study.io import Io, Moved, tensor_flows
+from iosim.words import digits, kib, ratio, size
 
 if TYPE_CHECKING:
     from iosim.report.sections import Canvas

@@ -9,7 +9,7 @@ from typing import Any
 import iosim
 from iosim.hardware import DEFAULT, DTYPES, Hardware
 from iosim.report.layout import WIDTH, csv_text
-from iosim.report.words import kib, size
+from iosim.words import kib, size
 
 SCHEMA = "iosim.hw/1"
 

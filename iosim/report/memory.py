@@ -10,8 +10,8 @@ from iosim.dtypes import dtype
 from iosim.problem import MAX_N
 from iosim.report import plots
 from iosim.report.sections import Column, Plot, Section, Table
-from iosim.report.words import count, digits, size
 from iosim.study.memory import ACCOUNTINGS, ALGORITHMS, GUIDE_D, MEASURED, MIB, Memory, Printed, Tensors
+from iosim.words import count, digits, size
 
 if TYPE_CHECKING:
     from iosim.report.sections import Canvas

@@ -9,9 +9,9 @@ from typing import Any
 from iosim.report import document as documents
 from iosim.report import text
 from iosim.report.layout import csv_text, draw, paragraph, table
-from iosim.report.words import count, duration, ratio, size
 from iosim.study.layers import ModelComparison, Total
 from iosim.study.models import Layers, ModelCase
+from iosim.words import count, duration, ratio, size
 
 
 def render(found: ModelComparison, **shown: Any) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 import iosim
 from iosim.report.layout import csv_text, draw, paragraph, table
 from iosim.report.sweep import flat
-from iosim.report.words import count, duration, kib, size
 from iosim.study.pareto import Front, Pareto, Point
+from iosim.words import count, duration, kib, size
 
 SCHEMA = "iosim.pareto/1"
 SHOWN = 20  # rows of one front

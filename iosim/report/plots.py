@@ -121,7 +121,7 @@ def lengths_axis(axes: Axes, lengths: Sequence[int], label: str = "N (queries an
 
 def bytes_axis(axes: Axes, label: str) -> None:
     """A logarithmic axis of bytes in decimal units."""
-    from iosim.report.words import size
+    from iosim.words import size
 
     _log_axis(axes, lambda y: size(round(y)))
     axes.set_ylabel(f"{label} (bytes, decimal units)")
@@ -131,7 +131,7 @@ def linear_bytes_axis(axes: Axes, label: str) -> None:
     """A linear axis of bytes from 0, in decimal units."""
     from matplotlib.ticker import FuncFormatter
 
-    from iosim.report.words import size
+    from iosim.words import size
 
     axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: size(round(y)).replace(".00 ", " ").replace(".0 ", " ")))
@@ -142,7 +142,7 @@ def linear_bytes_axis(axes: Axes, label: str) -> None:
 
 def seconds_axis(axes: Axes, label: str = "time") -> None:
     """A logarithmic axis of seconds."""
-    from iosim.report.words import duration
+    from iosim.words import duration
 
     _log_axis(axes, duration)
     axes.set_ylabel(label)

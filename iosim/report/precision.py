@@ -10,8 +10,8 @@ from rich.table import Table
 
 import iosim
 from iosim.report.layout import csv_text, draw, paragraph
-from iosim.report.words import digits
 from iosim.study.precision import BLOCK, D, N, Precision, Row, flat
+from iosim.words import digits
 
 SCHEMA = "iosim.precision/1"
 _SHORT = {"fp8_e4m3": "fp8"}

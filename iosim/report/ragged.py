@@ -13,8 +13,8 @@ from iosim.dtypes import dtype
 from iosim.index import cdiv
 from iosim.report.sections import Column, Section, Table
 from iosim.report.text import machine_line
-from iosim.report.words import count, digits, duration, percent, ratio, size
 from iosim.study.ragged import Ragged, Step
+from iosim.words import count, digits, duration, percent, ratio, size
 
 UNVALIDATED = (
     "Not validated as such: the shipped measurements have batches of one length only (decode and GQA rows are in the "

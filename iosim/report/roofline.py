@@ -10,8 +10,8 @@ from iosim.report import plots
 from iosim.report.io import DATAFLOW, MACHINE
 from iosim.report.sections import Column, Plot, Section, Table
 from iosim.report.text import headline, machine_line
-from iosim.report.words import digits, duration, percent, size
 from iosim.study.roofline import KernelPoint, Roofline
+from iosim.words import digits, duration, percent, size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,8 +12,8 @@ from iosim.report import plots
 from iosim.report.layout import csv_text, draw, paragraph, table
 from iosim.report.text import UNIT_WORDS, machine_line
 from iosim.report.whatif import subject
-from iosim.report.words import digits, duration, percent
 from iosim.study.sensitivity import DOUBLINGS, LEAST, STEP, WORTH, Effect, Sensitivity
+from iosim.words import digits, duration, percent
 
 SCHEMA = "iosim.sensitivity/1"
 LEGEND = (

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from iosim.report import plots
 from iosim.report.sections import Column, Plot, Section, Table
 from iosim.report.text import machine_line
-from iosim.report.words import count, digits, duration, percent, size
 from iosim.study.serving import Layer, Replayed, Server, Step
+from iosim.words import count, digits, duration, percent, size
 
 if TYPE_CHECKING:
     from iosim.report.sections import Canvas

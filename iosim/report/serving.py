@@ -10,8 +10,8 @@ from iosim.report import plots
 from iosim.report.sections import Column, Plot, Section, Table
 from iosim.report.serve import ATTENTION_ONLY, cache_line, layers_line, model_notes
 from iosim.report.text import machine_line
-from iosim.report.words import count, digits, duration, size
 from iosim.study.capacity import MEASURED, MEMORY, Capacity
+from iosim.words import count, digits, duration, size
 
 if TYPE_CHECKING:
     from iosim.report.sections import Canvas

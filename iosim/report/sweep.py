@@ -11,8 +11,8 @@ import iosim
 from iosim.errors import InputError
 from iosim.problem import Attention
 from iosim.report.layout import WIDTH, csv_text, draw, paragraph, table
-from iosim.report.words import count, duration, kib, size
 from iosim.study.sweep import Stored, Swept
+from iosim.words import count, duration, kib, size
 
 SCHEMA = "iosim.sweep/1"
 SHOWN = 40  # rows of the table

@@ -14,8 +14,8 @@ from iosim.problem import Attention
 from iosim.report.document import spread_pct
 from iosim.report.interval import interval_lines
 from iosim.report.layout import draw, paragraph
-from iosim.report.words import count, digits, duration, kib, percent, ratio, size
 from iosim.study.run import Comparison, Run
+from iosim.words import count, digits, duration, kib, percent, ratio, size
 
 if TYPE_CHECKING:
     from iosim.check.given import Inputs

@@ -10,8 +10,8 @@ import iosim
 from iosim.interpreters.recording import Recording, merged, shares, use_of
 from iosim.report.layout import WIDTH, csv_text, paragraph
 from iosim.report.text import STALL_WORDS
-from iosim.report.words import count, duration, kib, percent, ratio
 from iosim.study.pipeline import Case, Pipeline
+from iosim.words import count, duration, kib, percent, ratio
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,8 +10,8 @@ from iosim.report import plots
 from iosim.report.io import DATAFLOW, MACHINE, N
 from iosim.report.sections import Column, Plot, Section, Table
 from iosim.report.text import headline, machine_line
-from iosim.report.words import count, digits, duration, percent
 from iosim.study.trend import BASE, CAUSES, GUIDE, PAYS, Point, Trend
+from iosim.words import count, digits, duration, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,8 +10,8 @@ from typing import Any
 import iosim
 from iosim.report.layout import WIDTH, csv_text, draw, paragraph, table
 from iosim.report.text import STALL_WORDS, STARVED, UNIT_WORDS, headline, machine_line
-from iosim.report.words import count, duration, percent
 from iosim.study.tune import RULES, SWITCHES, Candidate, Removed, Tuned
+from iosim.words import count, duration, percent
 
 SCHEMA = "iosim.tune/1"
 PLACES = {"sram": "SRAM", "tmem": "tensor memory"}

@@ -9,10 +9,10 @@ import iosim
 from iosim.report import plots
 from iosim.report.layout import csv_text, draw, paragraph, table
 from iosim.report.text import STALL_WORDS, STARVED, UNIT_WORDS, headline, machine_line
-from iosim.report.words import count, digits, duration, kib, percent, size
 from iosim.study.outcome import Outcome
 from iosim.study.vary import HW, Case, Value, shown
 from iosim.study.whatif import Row, WhatIf
+from iosim.words import count, digits, duration, kib, percent, size
 
 SCHEMA = "iosim.whatif/1"
 SAME = 0.005  # less than that is no change of time

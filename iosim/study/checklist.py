@@ -20,10 +20,10 @@ from iosim.interpreters.model import Model
 from iosim.memory.onchip import CapacityError, Footprint, footprints
 from iosim.pipeline import Segment, segments
 from iosim.problem import Attention
-from iosim.report.words import count, digits, duration, kib, percent
 from iosim.schedule import MAX_GROUPS
 from iosim.study.choose import MARGIN, unfitting
 from iosim.study.run import Plan, Run, evaluate, plan_of, require_uneven
+from iosim.words import count, digits, duration, kib, percent
 
 Status: TypeAlias = Literal["pass", "warn", "fail", "skip"]
 

@@ -21,9 +21,9 @@ from iosim.memory.onchip import shared
 from iosim.pipeline import segments
 from iosim.program import Compute, Kernel, Loop, Program, Span, Tile, View, tiles, walk
 from iosim.report.text import STALL_WORDS, UNIT_WORDS, stall_of
-from iosim.report.words import count, digits, duration, percent, size
 from iosim.study.depends import Dependence, dependence
 from iosim.study.run import Note, Plan, Run
+from iosim.words import count, digits, duration, percent, size
 
 if TYPE_CHECKING:
     from iosim.interpreters.timeline import KernelTime

@@ -13,9 +13,9 @@ from iosim.hardware import load_hardware
 from iosim.kernels import load_kernel
 from iosim.problem import Attention
 from iosim.report.checklist import render
-from iosim.report.words import duration
 from iosim.study.checklist import Checklist, Line, checklist
 from iosim.study.run import run
+from iosim.words import duration
 
 SMALL = Attention(n_q=256, d=64)
 GUIDE = Attention(n_q=512, d=128)

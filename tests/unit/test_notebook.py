@@ -13,12 +13,12 @@ from iosim.hardware import load_hardware
 from iosim.problem import Attention
 from iosim.report.memory import section
 from iosim.report.text import rows
-from iosim.report.words import size
 from iosim.study.checklist import checklist
 from iosim.study.explain import explain
 from iosim.study.memory import memory
 from iosim.study.pipeline import pipeline
 from iosim.study.run import compare, evaluate, plan_of
+from iosim.words import size
 
 SMALL = Attention(n_q=128, d=32)
 
