@@ -7,6 +7,7 @@ moves, anything else.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, TypeAlias
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import ml_dtypes
 import numpy as np
 
+from iosim.dataflows import load_dataflow
 from iosim.dtypes import dtype
 from iosim.interpreters.ledger import ledger
 from iosim.interpreters.replay import replay
@@ -30,6 +32,11 @@ Bytes: TypeAlias = dict[str, dict[str, int]]
 Check: TypeAlias = Callable[[Attention, Schedule, Program], None]
 
 # ---------------------------------------------------------------- float64
+
+
+def suited(name: str, a: Attention) -> Attention:
+    """The problem as the dataflow takes it: in latent attention all heads share a latent, of which V is a part."""
+    return replace(a, kv_heads=1, d=a.d + a.d_v) if load_dataflow(name).refusal(a) else a
 
 
 def visible(a: Attention) -> NDArray[np.bool_]:

@@ -24,6 +24,7 @@ from iosim.pipeline import Segment
 from iosim.problem import Attention
 from iosim.program import Program
 from iosim.schedule import GRID_ORDERS, SCORES, Schedule
+from tests.dataflow_checks import suited
 
 # More of a rate with another service order, or one more buffer, may cost a little (Graham's anomalies).  Measured on
 # random cases like these: 8 % of 745 runs at a higher rate got slower, the worst by 11.7 % (`chip`) and 6.5 % (`fair`);
@@ -39,6 +40,7 @@ RATES = (  # of the whole chip, or of one processor
     "exp.ops_per_clock",
     "vector.lanes_per_clock",
 )
+
 LATENCIES = ("hbm.latency_cycles", "l2.latency_cycles")
 BOTH: tuple[Fidelity, ...] = ("fair", "chip")
 
@@ -124,7 +126,10 @@ def cases(draw: st.DrawFn) -> Case:
         scores=draw(st.sampled_from(SCORES)),
         grid_order=draw(st.sampled_from(GRID_ORDERS)),
     )
-    program = load_dataflow(draw(st.sampled_from(dataflow_names())))(a, s)
+    name = draw(st.sampled_from(dataflow_names()))
+    a = suited(name, a)
+    assume(not load_dataflow(name).refusal(a))
+    program = load_dataflow(name)(a, s)
     try:
         fits = all(f.fits for f in footprints(program, s, hardware).values())
     except CapacityError:

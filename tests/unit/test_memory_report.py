@@ -17,6 +17,7 @@ from iosim.report.sections import Section, text
 from iosim.schedule import Schedule
 from iosim.study.cases import forward_dataflows
 from iosim.study.memory import ACCOUNTINGS, guide, longest_held, measured_calls, memory, tensors
+from tests.dataflow_checks import suited
 
 BY_NAME = {c.name: c for c in ACCOUNTINGS}
 GUIDED = {"d": 128, "heads": 1}
@@ -80,7 +81,8 @@ def test_the_guides_standard_column_is_the_scores_of_a_training_step_in_fp32() -
 
 @pytest.mark.parametrize("name", forward_dataflows())
 def test_a_pass_alone_holds_what_the_ledger_says(name: str) -> None:
-    program = load_dataflow(name)(Attention(n_q=512, d=64, heads=2), Schedule(block_q=64, block_k=64, splits=2))
+    a = suited(name, Attention(n_q=512, d=64, heads=2))
+    program = load_dataflow(name)(a, Schedule(block_q=64, block_k=64, splits=2))
     assert pass_memory(program).peak_bytes == ledger(program).peak_bytes
 
 

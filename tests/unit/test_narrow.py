@@ -11,6 +11,7 @@ from iosim.interpreters.replay import replay
 from iosim.problem import Attention
 from iosim.program import walk
 from iosim.schedule import Schedule
+from tests.dataflow_checks import suited
 
 SCHEDULE = Schedule(block_q=16, block_k=16, block_d=8, softmax_rows=4, softmax_cols=32, splits=2)
 PROBLEMS = [
@@ -30,7 +31,7 @@ def source(tensor, box):
 @pytest.mark.parametrize("a", PROBLEMS, ids=str)
 @pytest.mark.parametrize("name", dataflow_names())
 def test_some_rows_of_an_output_are_the_same(name, a):
-    program = load_dataflow(name)(a, SCHEDULE)
+    program = load_dataflow(name)(suited(name, a), SCHEDULE)
     whole = replay(program, source)
     for tensor in [t for t in program.tensors if t.role == "out"]:
         demand = {tensor.name: ((0, 1), (0, 1), (32, 55), *((0, n) for n in tensor.shape[3:]))}
