@@ -29,6 +29,7 @@ def test_the_example_output_is_what_the_command_prints(iosim: Iosim) -> None:
     assert without_errors(answer.out) == without_errors(found[2])
 
 
+@pytest.mark.slow
 def test_every_iosim_command_of_the_readme_runs(iosim: Iosim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     np.savez("qkv.npz", **{name: np.ones((1, 2, 300, 64), np.float16) for name in "qkv"})

@@ -70,6 +70,7 @@ def test_the_numbers_are_right_and_all_counts_agree(name: str, problem: Attentio
     assert {k: n for k, n in chip.moved.items() if n} == ledger
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", profile_names())
 @pytest.mark.parametrize("name", dataflow_names())
 def test_it_runs_on_every_machine_or_says_why_not(name: str, machine: str) -> None:
@@ -135,6 +136,7 @@ def plan(name: str, problem: Attention, machine: Hardware) -> str | None:
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("d", [8, pytest.param(64, marks=SLOW), 96, 128, pytest.param(256, marks=SLOW), 512])
 @pytest.mark.parametrize("name", dataflow_names())
 def test_every_head_dimension_gets_a_tile_that_fits_or_a_clear_refusal(name: str, d: int) -> None:

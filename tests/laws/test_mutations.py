@@ -214,6 +214,7 @@ def noticed(flow: str, write: Callable[[Attention, Schedule], Program]) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("fault", FAULTS, ids=[f"{f.file}-{n}" for n, f in enumerate(FAULTS)])
 def test_a_planted_fault_is_noticed(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,6 +222,7 @@ def test_a_planted_fault_is_noticed(fault: Fault, monkeypatch: pytest.MonkeyPatc
     assert any(noticed(flow, planted(fault.file, fault.source, flow, monkeypatch)) for flow in flows), fault.what
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flow", CHECKS)
 def test_without_a_fault_nothing_is(flow: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stem = flow.replace("-", "_")

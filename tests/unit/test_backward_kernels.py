@@ -177,6 +177,7 @@ def test_every_kernel_of_a_counted_call() -> None:
         assert abs(time_error(r)) <= 25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["flash2", "cudnn", "flash3"])
 @pytest.mark.parametrize(
     "shape",

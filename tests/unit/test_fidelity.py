@@ -127,6 +127,7 @@ def says(kernel: KernelTime) -> int:
     return kernel.spread_pct
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize("n", [200, 700, 1100])
@@ -146,6 +147,7 @@ def test_standard_is_as_near_as_it_says(name: str) -> None:
         assert percent <= says(kernel)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flow", [flash1, standard_backward])
 @pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize("heads", [4, 10])

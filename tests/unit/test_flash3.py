@@ -50,6 +50,7 @@ def test_without_any_it_is_flash2() -> None:
     assert r.ledger.by_tensor == plain.ledger.by_tensor
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on", ALL)
 @pytest.mark.parametrize("hardware", ["h200-sxm", "mp31", "a100-sxm-80gb"])
 def test_every_part_can_be_switched_off(hardware: str, on: tuple[bool, ...]) -> None:

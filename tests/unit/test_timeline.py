@@ -337,6 +337,7 @@ def test_chip_differs_from_nothing() -> None:
     assert run(squares(4), tiles(1), by_hand(), "chip").kernels[0].spread_pct == 0
 
 
+@pytest.mark.slow
 def test_the_hash_seed_changes_nothing() -> None:
     code = (
         "from iosim import run, Attention\n"
