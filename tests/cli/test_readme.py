@@ -34,9 +34,10 @@ def test_every_iosim_command_of_the_readme_runs(iosim: Iosim, tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     np.savez("qkv.npz", **{name: np.ones((1, 2, 300, 64), np.float16) for name in "qkv"})
     Path("config.json").write_text(json.dumps(CONFIGS["gpt2"]))
-    block = README.split("More to try:")[1].split("```sh\n")[1].split("```")[0]
-    commands = [part.strip() for line in block.splitlines() for part in line.split("#")[0].split(";")]
-    assert len(commands) >= 4
+    part = README[README.index("Any dataflow, problem and machine:") : README.index("## From Python")]
+    lines = [line for block in part.split("```sh\n")[1:] for line in block.split("```")[0].splitlines()]
+    commands = [command.strip() for line in lines for command in line.split("#")[0].split(";")]
+    assert len(commands) >= 30
     for command in commands:
         words = shlex.split(command)
         assert words[0] == "iosim"
