@@ -118,7 +118,7 @@ def _why(t: Trend, machine: str, name: str) -> str:
     if blocks < units:
         text += f" ({count(blocks, 'block', 'blocks')} for {units} {short.run.hardware.called}s)"
     text += f". At N = {t.lengths[-1]:,} they work {percent(long.busy)}"
-    return f"{text}, and wait most for {WORDS[long.largest]} ({percent(long.waits[long.largest])})."
+    return f"{text}, and most of their wait is {WORDS[long.largest]} ({percent(long.waits[long.largest])})."
 
 
 def _notes(t: Trend) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import iosim
 from iosim.report import plots
-from iosim.report.layout import csv_text, draw, paragraph, table
+from iosim.report.layout import WIDTH, csv_text, draw, paragraph, table
 from iosim.report.text import STALL_WORDS, STARVED, UNIT_WORDS, headline, machine_line
 from iosim.study.outcome import Outcome
 from iosim.study.vary import HW, Case, Value, shown
@@ -74,6 +74,8 @@ def named(values: Mapping[str, Value]) -> str:
 
 
 Cells = dict[str, str]
+GAP = 2  # between columns
+LEAST = ("blocks", "SRAM", "DRAM")  # columns that are left out first where a table is too wide; --json has them
 
 
 def _cells(w: WhatIf, row: Row) -> Cells:
@@ -108,7 +110,13 @@ def _numbered(w: WhatIf) -> bool:
 def _table(w: WhatIf) -> str:
     """A line a row; what is the same in all is said in a sentence."""
     cells, (heads, values) = [_cells(w, row) for row in w.rows], _labels(w)
-    columns = [name for name in cells[w.rows.index(w.base)] if name not in _alike(w)]
+    columns = _fitting(
+        [name for name in cells[w.rows.index(w.base)] if name not in _alike(w)],
+        cells,
+        sum(
+            1 + max(len(line) for line in (*head.split("\n"), *own)) for head, *own in zip(heads, *values, strict=True)
+        ),
+    )
     drawn = table(*heads, *columns, left=0)
     drawn.padding = (0, 1, 0, 0)
     for own, of in zip(values, cells, strict=True):
@@ -116,10 +124,20 @@ def _table(w: WhatIf) -> str:
     return draw(drawn)
 
 
+def _fitting(columns: list[str], cells: Sequence[Cells], taken: int) -> list[str]:
+    """The columns that fit beside `taken` characters, without those of LEAST, in turn, where not all do."""
+    for least in LEAST:
+        width = sum(GAP + max(len(of.get(name, "-")) for of in ({name: name}, *cells)) for name in columns)
+        if taken + width - GAP <= WIDTH:
+            break
+        columns = [name for name in columns if name != least]
+    return columns
+
+
 def _alike(w: WhatIf) -> dict[str, str]:
     """What is the same in all rows that run."""
     cells = [_cells(w, row) for row in w.rows if row.outcome is not None]
-    if len(cells) < 2:
+    if not cells or len(w.rows) < 2:
         return {}
     return {
         name: text

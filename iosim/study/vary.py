@@ -26,6 +26,7 @@ Kind: TypeAlias = type | tuple[str, ...]  # of a field's values: int, float, boo
 
 HW = "hw."
 MOST_ROWS = 256
+MOST_VALUES = 100_000  # of one field
 EXAMPLE = "stages=1,2,3 or block_k=32..256:x2"
 READ = ("stages", "groups", "registers", "spills", "persistent", "ahead")  # of a schedule, by every timeline
 SWITCHES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -125,8 +126,12 @@ def axis(text: str, flow: Dataflow, option: str = "vary") -> Axis:
         near = nearest(name, known) or nearest(HW + name, known)
         raise InputError(f"{option}: {name!r} is no field of a schedule, of a problem or (hw.) of a machine{near}")
     found = tuple(_values(values, known[name], f"{option}: {name}"))
-    if twice := next((value for value in found if found.count(value) > 1), None):
-        raise InputError(f"{option}: {name}: {shown(twice)} is given twice")
+    seen: set[Value] = set()
+    for value in found:
+        if value in seen:
+            small = f" ({values!r} takes steps too small to tell)" if ".." in values else ""
+            raise InputError(f"{option}: {name}: {shown(value)} is given twice{small}")
+        seen.add(value)
     if option == "set" and len(found) > 1:
         raise InputError(f"set: {name}: takes one value, not {len(found)}; --vary takes several")
     return Axis(name, found)
@@ -181,11 +186,12 @@ def _range(text: str, kind: type, where: str) -> Iterator[int | float]:
         raise InputError(f"{where}: {text!r} needs a step, as in {ends}:x2 or {ends}:+32")
     if low > high or amount <= (1 if by == "x" else 0) or (by == "x" and low <= 0):
         raise InputError(f"{where}: {text!r} goes nowhere: a range goes up, by a factor over 1 or a step over 0")
-    for n in range(MOST_ROWS + 1):
+    for n in range(MOST_VALUES):
         value = round(low * amount**n if by == "x" else low + amount * n, 9)
         if value > high:
             return
         yield round(value) if kind is int or value == int(value) else value
+    raise InputError(f"{where}: {text!r} has more than {MOST_VALUES:,} values")
 
 
 # ---------------------------------------------------------------- cases
@@ -202,7 +208,7 @@ def variants(case: Case, axes: Sequence[Axis], *, keep: bool = True) -> tuple[Va
         if names.count(name) > 1 or name in case.given:
             raise InputError(f"vary: {name}: is given twice")
     if (rows := prod(len(a.values) for a in axes)) > MOST_ROWS:
-        raise InputError(f"vary: makes {rows:,} rows or more; {MOST_ROWS} are allowed")
+        raise InputError(f"vary: makes {rows:,} rows; {MOST_ROWS} are allowed")
     if keep and not any(name in problem_kinds() for name in names):
         case = replace(case, given={**kept(case, names), **case.given})
     return tuple(_variant(case, dict(zip(names, row, strict=True))) for row in product(*(a.values for a in axes)))

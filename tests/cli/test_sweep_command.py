@@ -83,6 +83,13 @@ def test_a_table_with_many_fields_says_them_in_words(iosim: Iosim, tmp_path: Pat
     assert max(map(len, answer.out.splitlines())) <= 80
 
 
+def test_a_store_of_sweeps_over_other_fields_is_sorted(iosim: Iosim, tmp_path: Path) -> None:
+    path = str(tmp_path / "mixed.db")
+    for more in ((), ("--vary", "stages=1,2"), ("--vary", "hw.exp.ops_per_clock=16")):
+        assert iosim("sweep", "-n", "64", "-d", "32", "--store", path, "--workers", "1", *more).code == 0
+    assert "of 4 configurations" in iosim("pareto", path).out
+
+
 def test_pareto_in_words_json_csv_and_a_plot(iosim: Iosim, store: str, tmp_path: Path) -> None:
     plot = tmp_path / "front.png"
     answer = iosim("pareto", store, "--plot", str(plot))

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from iosim.dataflows import load_dataflow
 from iosim.errors import InputError
 from iosim.hardware import load_hardware, settable
 from iosim.problem import Attention
@@ -146,3 +147,14 @@ def test_names_are_those_that_the_dataflow_reads() -> None:
     assert {"stages", "block_q", "n", "causal", "hw.exp.ops_per_clock"} <= kinds(FLASH2).keys()
     assert "softmax" not in kinds(FLASH2)
     assert "softmax" in kinds(Source("standard").load())
+
+
+def test_a_range_is_as_long_as_it_says() -> None:
+    """A sweep takes ranges of more values than whatif has rows."""
+    flow = load_dataflow("flash2")
+    assert len(axis("n=1..600", flow).values) == 600
+    assert axis("n=1..1000:x10", flow).values == (1, 10, 100, 1000)
+    with pytest.raises(InputError, match="more than 100,000 values"):
+        axis("n=1..1000000", flow)
+    with pytest.raises(InputError, match="steps too small"):
+        axis("n=64..70:x1.0001", flow)

@@ -53,7 +53,7 @@ class Stored:
         i = self.inputs
         parts = (i["problem"], i["machine"].get("values") or {}, i["schedule"])
         values = ((name, _ordered(value)) for part in parts for name, value in sorted(part.items()))
-        return i["dataflow"]["name"], i["machine"]["name"], _ordered(i["problem"].get("n_q")), *values, self.key
+        return i["dataflow"]["name"], i["machine"]["name"], _ordered(i["problem"].get("n_q")), (*values,), self.key
 
 
 def _ordered(value: Any) -> tuple[int, float, str]:

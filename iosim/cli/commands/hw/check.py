@@ -15,7 +15,7 @@ from iosim.errors import InputError
 @click.argument("file")
 @answer_options("iosim.hw/1")
 def hw_check(file: str, form: Form) -> None:
-    """Check a profile file: all its mistakes, or what time prediction would still need.
+    """Check a profile file: its mistakes, and what time would need.
 
     Example: iosim hw check mine.toml     (your copy of a file of hw_profiles/)
     """

@@ -10,6 +10,7 @@ import click
 from iosim.cli.group import command
 from iosim.cli.sections import lengths_of, section_options
 from iosim.cli.serving import request_of, server_of, server_options
+from iosim.errors import InputError
 
 if TYPE_CHECKING:
     from iosim.report.sections import Section
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 def serving(
     context: tuple[int, ...], batch: tuple[int, ...], new: tuple[int, ...], reserve: float, **options: Any
 ) -> Callable[[Note], Section]:
-    """Decode time and bytes a token over context and batch, and what fits.
+    """Decode time and bytes a token over context and batch.
 
     How long a token's attention takes and how much of the K/V cache it reads, where memory stops to bound as sequences
     bring more new tokens, and how many sequences fit in device memory.  Attention alone: no MLP, no projections.
@@ -47,6 +48,9 @@ def serving(
     Example: iosim report serving --kv-heads 8 --hw h200-sxm
              iosim report serving --config config.json --reserve 16 --plot s.png
     """
+    for name, values in (("context", context), ("batch", batch), ("new", new)):
+        if values[0] < 1:
+            raise InputError(f"{name}: 0 is out of range; it is at least 1")
     server = server_of(options)
     request = request_of(options, context=list(context), batch=list(batch), new=list(new), reserve=reserve)
 
