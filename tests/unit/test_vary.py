@@ -12,7 +12,7 @@ from iosim.dataflows import load_dataflow
 from iosim.errors import InputError
 from iosim.hardware import load_hardware, settable
 from iosim.problem import Attention
-from iosim.study.vary import MOST_ROWS, Axis, Case, Source, axis, kinds, machine_with, problem_with, variants
+from iosim.study.vary import Axis, Case, Source, axis, kinds, machine_with, problem_with, variants
 
 FLASH2 = Source().load()
 MP31, H200 = load_hardware("mp31"), load_hardware("h200-sxm")
@@ -66,7 +66,7 @@ def test_what_is_no_field_or_value_is_said_in_one_line(text: str, said: str) -> 
 @settings(max_examples=25)
 @given(low=st.integers(1, 500), span=st.integers(0, 2000), step=st.integers(1, 300))
 def test_a_range_in_steps_is_pythons(low: int, span: int, step: int) -> None:
-    wanted = tuple(range(low, low + span + 1, step))[: MOST_ROWS + 1]
+    wanted = tuple(range(low, low + span + 1, step))
     assert axis(f"block_q={low}..{low + span}:+{step}", FLASH2).values == wanted
 
 
@@ -137,7 +137,7 @@ def test_a_value_that_cannot_be_is_a_row_that_says_why() -> None:
 
 def test_too_many_rows_and_a_field_given_twice_are_refused() -> None:
     many = Axis("block_q", tuple(range(1, 200)))
-    with pytest.raises(InputError, match=r"vary: makes 398 rows or more; 256 are allowed"):
+    with pytest.raises(InputError, match=r"vary: makes 398 rows; 256 are allowed"):
         variants(CASE, [many, Axis("stages", ((1,), (2,)))])
     with pytest.raises(InputError, match="vary: stages: is given twice"):
         variants(replace(CASE, given={"stages": (2,)}), [Axis("stages", ((1,),))])
