@@ -44,8 +44,8 @@ def refuses(a: Attention) -> str:
     if a.kv_heads != 1 or a.d_v >= a.d:
         field, have = ("kv_heads", a.kv_heads) if a.kv_heads != 1 else ("d_v", a.d_v)
         return (
-            f"{field}: mla is not written for {have}: all heads share one key/value head, whose V is the first d_v "
-            f"columns of K (--kv-heads 1 --d 576 --d-v 512)"
+            f"{field}: mla is not written for {field} {have}: all heads share one key/value head, whose V is the first "
+            f"d_v columns of K (--kv-heads 1 --d 576 --d-v 512)"
         )
     return ""
 

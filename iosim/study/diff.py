@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any, NoReturn, TypeAlias
 
-from iosim.errors import InputError, nearest
+from iosim.errors import InputError
 
 MOST_BYTES = 64 * 2**20
 MOST_ENTRIES = 100_000
@@ -130,8 +130,7 @@ def load(path: str) -> dict[str, Any]:
     if not isinstance(data, dict) or not isinstance(schema := data.get("schema"), str):
         raise InputError(f"{path}: is no JSON result of iosim's: it has no schema, like iosim.run/1")
     if schema not in SHAPES:
-        raise InputError(f"{path}: its schema is {first_words(schema)}; compared are {', '.join(SHAPES)}"
-                         f"{nearest(schema, SHAPES)}")  # fmt: skip
+        raise InputError(f"{path}: its schema is {first_words(schema)}; compared are {', '.join(SHAPES)}")
     return data
 
 

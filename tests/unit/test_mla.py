@@ -59,8 +59,8 @@ def test_a_wrong_column_is_noticed() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"kv_heads": 128}, "kv_heads: mla is not written for 128: all heads share one key/value head"),
-        ({"d_v": 576}, "d_v: mla is not written for 576: "),
+        ({"kv_heads": 128}, "kv_heads: mla is not written for kv_heads 128: all heads share one key/value head"),
+        ({"d_v": 576}, "d_v: mla is not written for d_v 576: "),
         ({"window": 9}, "n_q: mla is not written for a mask that hides keys from the one query"),
         ({"softcap": 5.0}, "softcap: mla is not written for a soft-cap; "),
     ],
