@@ -92,7 +92,7 @@ def test_a_directory_of_other_things_is_refused_before_any_work(iosim: Iosim, tm
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_whole_report_is_there_and_its_page_works(iosim: Iosim, tmp_path: Path) -> None:
     """In headless Chromium, where there is one: no error; clicks sort by raw values; plots and timeline answer."""
     place = tmp_path / "mp31"

@@ -105,7 +105,7 @@ def test_a_picture_is_made_by_the_name_of_its_file(iosim: Iosim, tmp_path: Path)
     assert "pictures are .png or .svg" in answer.err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_pictures_are_the_same_each_time(iosim: Iosim, tmp_path: Path) -> None:
     for kind in ("png", "svg"):
         files_ = [tmp_path / f"{n}.{kind}" for n in range(2)]
@@ -152,7 +152,7 @@ def test_what_cannot_be_shown_is_said_in_one_line(iosim: Iosim, args: tuple[str,
     assert len(answer.err.splitlines()) == 1 or "Usage" in answer.err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("command", [timeline, trace])
 def test_the_examples_of_the_help_run_as_written(
     command: Any, iosim: Iosim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

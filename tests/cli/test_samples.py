@@ -45,7 +45,7 @@ def test_a_sample_is_whole_and_small(name: str) -> None:
     assert sum(files.values()) < MOST
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("command", "name"), COMMANDS)
 def test_a_sample_is_what_its_command_makes(iosim: Iosim, tmp_path: Path, command: str, name: str) -> None:
     made, kept = tmp_path / name, REPORTS / name
@@ -58,7 +58,7 @@ def test_a_sample_is_what_its_command_makes(iosim: Iosim, tmp_path: Path, comman
         assert again == before, f"reports/{name}/{path.name} {AGAIN}"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_prints_what_stands_beside_it(path: Path) -> None:
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=300, cwd=REPORTS.parent)

@@ -16,7 +16,7 @@ import pytest
 
 import iosim
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
+pytestmark = [pytest.mark.long, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 
 SLOW = '''"""flash2, whose programs take a while to write."""
 

@@ -118,7 +118,7 @@ def test_field_names_complete_in_the_shell(begun: str, wanted: str) -> None:
     assert [item.value for item in named] == ["exp.ops_per_clock"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("command", [whatif_command.whatif, sensitivity_command.sensitivity], ids=["whatif", "sens"])
 def test_the_examples_of_the_help_run(iosim: Iosim, command: click.Command) -> None:
     examples = re.findall(r"iosim (\w+ .*)", (command.help or "").split("Example:")[1])

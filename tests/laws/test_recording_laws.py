@@ -39,7 +39,7 @@ def test_recorded_spells_add_up_to_busy_time_and_stalls_of_the_timeline(case: Ca
     adds_up(case)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @given(cases())
 @settings(max_examples=10, deadline=None)
 def test_recorded_spells_add_up_on_more_cases(case: Case) -> None:

@@ -77,7 +77,7 @@ def test_the_shipped_tile_passes_where_the_guide_s_fails() -> None:
     assert (sram.status, sram.found) == ("pass", "160 of 192 KiB, 83 %")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_margin_moves_the_threshold() -> None:
     tile = {"block_q": 256, "block_k": 128, "stages": (1,)}
     assert line(check(GUIDE, **tile, margin=0.0), "SRAM").status == "pass"
@@ -97,7 +97,7 @@ def test_a_tile_that_does_not_fit_fails_and_is_no_error() -> None:
     assert "2 fails" in render(found)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_far_too_large_tile_is_led_to_one_that_fits() -> None:
     found = check(Attention(n_q=512, d=256), block_q=512, block_k=512, stages=(2,))
     assert line(found, "registers").status == "fail"
@@ -106,7 +106,7 @@ def test_a_far_too_large_tile_is_led_to_one_that_fits() -> None:
     assert line(fitting, "SRAM").status == "pass"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
@@ -126,7 +126,7 @@ def test_a_remedy_is_what_a_run_of_it_shows(name: str, problem: Attention) -> No
     assert f"and {duration(again.seconds or 0)}, now " in remedy
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_buffer_warns_where_blocks_wait_for_data() -> None:
     found = line(check(Attention(n_q=4096, d=64), stages=(1,), block_q=64, block_k=64), "double buffered")
     assert (found.status, found.value, found.threshold) == ("warn", 1, 2)
@@ -217,7 +217,7 @@ def test_a_kernel_is_checked_with_its_own_order() -> None:
     assert line(found, "registers").value == 255
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_buffer_passes_where_no_block_waits() -> None:
     """Moore Threads' kernel at d = 256: one K and one V stage, whose loads its order hides; 184 of 192 KiB."""
     flow = load_kernel("mp31").dataflow()

@@ -120,7 +120,7 @@ def test_text_and_document_say_the_same(crossed: tuple[Crossed, ...]) -> None:
     assert [c["value"] for c in answer["constants"]] == [getattr(LAW, c.constant.field) for c in crossed]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_constant_of_a_kernel_is_fitted_by_simulated_times() -> None:
     """Products of the scores: the share of DRAM bandwidth, fitted to three quarters of the rows, holds for the rest."""
     (found,) = cross_validate([c for c in CONSTANTS if c.name == "standard: scores.dram_share"], note=SILENT)

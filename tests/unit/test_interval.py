@@ -45,7 +45,7 @@ def test_the_expected_time_is_the_run_s_and_lies_inside(flash2: Run, found: Inte
     assert max(alone) <= found.high
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_each_end_is_what_a_whole_evaluation_gives(flash2: Run, found: Interval) -> None:
     """Also for what changes the traffic: the partitions of the L2, and how many blocks are resident."""
     ends = {fact.name: (low, high) for fact, low, high in ranged(flash2.hardware)}
@@ -78,7 +78,7 @@ def test_the_ends_have_all_numbers_at_their_slower_or_faster_ends(flash2: Run, f
     assert (found.low, found.high) == (min(corners), max(corners))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_random_mixes_lie_inside(flash2: Run, found: Interval) -> None:
     """Within 1 %: which request comes first changes with every number, and moves the time a little either way."""
     draw = Random(0)  # noqa: S311 - the same mixes every time
@@ -121,7 +121,7 @@ def test_a_machine_without_ranges_has_a_point(flash2: Run) -> None:
     assert "none, as no number with a range" in interval_lines([replace(exact, interval=point)])[0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_end_at_which_the_tile_does_not_fit_has_no_time() -> None:
     """d=256, 64 rows, 128 threads: O takes 128 registers a thread, scores 64 or more, so over 168 with the others."""
     machine = load_hardware("mp31")
@@ -137,7 +137,7 @@ def test_an_end_at_which_the_tile_does_not_fit_has_no_time() -> None:
     assert "a block may not fit: registers.max_registers_per_thread (168: does not fit, 512: " in text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_training_step_adds_its_passes() -> None:
     step = compare(Attention(n_q=64, d=64), dataflows="flash2", computes="training", check=False).runs[0]
     made = interval(step)

@@ -183,7 +183,7 @@ def test_lengths_are_read_from_words_and_files(tmp_path: Any) -> None:
         Engine(SMALL, MP31).step([Lengths(9, 4)])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("sequences", "dataflow"),
     [

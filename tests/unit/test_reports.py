@@ -66,7 +66,7 @@ def test_a_run_is_made_once_and_what_cannot_be_is_left_out_with_its_reason() -> 
     assert made.left_out[1:] == ["flash1 is not written for fp8"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_processes_make_the_same_runs(runs: Runs) -> None:
     """Nine cases are enough for a pool."""
     wanted = cases(LENGTHS, SHAPE, [MP31], NAMES)
@@ -215,7 +215,7 @@ def test_all_dataflows_have_room_on_a_terminal() -> None:
     assert max(map(len, text(s).splitlines())) <= 80
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_plots_draw(moved: Io, times: Trend, roofs: Roofline) -> None:
     for s in (io_report.section(moved, {}), trend_report.section(times, {}), roofline_report.section(roofs, {})):
         svg = picture(s, "svg").decode()

@@ -111,7 +111,7 @@ def test_a_search_around_the_default_finds_nothing_worse() -> None:
     assert found.candidates[0].makespan_ps <= found.default.makespan_ps
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_processes_give_the_same_answer() -> None:
     limits = {"block_q": [32, 64, 128], "block_k": [32, 64], "groups": [1, 2]}
     one, two = (tune(PROBLEM, hardware=SMALL, limits=limits, workers=n) for n in (1, 2))
@@ -170,7 +170,7 @@ def test_moore_threads_own_tile_is_a_candidate() -> None:
     assert found.candidates[0].makespan_ps == found.default.makespan_ps
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_on_mp31_the_search_comes_to_moore_threads_own_tile() -> None:
     """256 x 64, two K and two V stages, 160 KiB, in FlashAttention-3's order: taller or wider tiles do not fit at two
     stages (256 x 96: 64 + 48 + 48 + 48 KiB, 208), and lower ones keep SRAM busier."""
@@ -247,7 +247,7 @@ def measured(d: int) -> tuple[Hardware, iosim.Attention, dict[tuple[int, ...], f
     return replace(machine, power=replace(machine.power, limit_w=limit)), rows[0].problem, times
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("d", [64, 128])
 def test_the_pick_of_tritons_tiles_costs_what_validate_says(d: int) -> None:
     """At most 3 % over the best tile that was measured, as the goal "Triton tiles, estimated spills" has it."""
