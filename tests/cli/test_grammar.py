@@ -87,7 +87,7 @@ def test_every_help_has_an_example_that_parses(iosim: Iosim, monkeypatch: pytest
     assert "Example: iosim " in text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in LEAVES if name not in GPU])
 def test_the_examples_run_as_they_are_written(
     iosim: Iosim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
