@@ -18,6 +18,10 @@ WORDS = {
     "hbm": "HBM", "l2": "L2", "sram": "SRAM", "tmem": "tensor memory", "registers": "registers",
     "matrix": "matrix unit", "vector": "vector lanes", "exp": "exp unit",
 }  # fmt: skip
+ESTIMATE = (
+    "Energy is an estimate: counted bytes and operations times the profile's picojoules of each, most of them right "
+    "within a factor of two; what a chip draws standing still is not in it."
+)
 SHORT = {"tmem": "TMEM", "registers": "regs", "matrix": "mma", "vector": "vec", "exp": "exp"}
 
 
@@ -43,10 +47,7 @@ def energies_table(runs: Sequence[Run], named: Callable[[Run], str]) -> str:
 
 def energy_words(runs: Sequence[Run], named: Callable[[Run], str]) -> list[str]:
     """What the joules are worth, where most of them go, and whether the power limit binds."""
-    out = [
-        "Energy is an estimate: counted bytes and operations times the profile's picojoules of each, most of them "
-        "right within a factor of two; what a chip draws standing still is not in it."
-    ]
+    out = [ESTIMATE]
     several = len({r.hardware.name for r in runs}) > 1
     for r in runs:
         who = f"{named(r)} on {r.hardware.name}" if several else named(r)
@@ -79,6 +80,12 @@ def spread(e: EnergyUse) -> str:
     low, high = joules(e.low), joules(e.high)
     same = low.split()[1] == high.split()[1]
     return f"{low.split()[0]}-{high}" if same else f"{low}-{high}"
+
+
+def shares(e: EnergyUse) -> str:
+    """The parts by their share, largest first: "HBM 40 %, SRAM 25 %"."""
+    parts = sorted(e.parts, key=lambda p: -p.joules)
+    return ", ".join(f"{WORDS[p.name]} {percent(p.joules / e.counted)}" for p in parts)
 
 
 def energy_document(e: EnergyUse) -> dict[str, Any]:

@@ -9,11 +9,12 @@ from typing import Any
 import iosim
 from iosim.hardware import without_unit
 from iosim.report import plots
+from iosim.report.energy import ESTIMATE, energy_document, shares, spread
 from iosim.report.layout import csv_text, draw, paragraph, table
 from iosim.report.text import UNIT_WORDS, machine_line
 from iosim.report.whatif import subject
 from iosim.study.sensitivity import DOUBLINGS, LEAST, STEP, WORTH, Effect, Sensitivity
-from iosim.words import digits, duration, percent
+from iosim.words import digits, duration, joules, percent
 
 SCHEMA = "iosim.sensitivity/1"
 LEGEND = (
@@ -32,7 +33,7 @@ def render(s: Sensitivity) -> str:
     parts += [*paragraph(_answer(s)), ""]
     if s.mattering:
         parts += [_table(s), *paragraph(LEGEND + _along(s)), ""]
-    parts += _rest(s)
+    parts += [*_rest(s), *_energy(s)]
     return "\n".join(parts) + "\n"
 
 
@@ -113,6 +114,21 @@ def _rest(s: Sensitivity) -> list[str]:
     return out
 
 
+def _energy(s: Sensitivity) -> list[str]:
+    """The joules of the base, and what the figures of each part are worth: joules are linear in them."""
+    e = s.base.energy
+    if e is None:
+        return []
+    text = f"Energy: {joules(e.joules)} ({spread(e)}). "
+    if e.bound_binds:
+        text += (
+            f"TDP x time binds: the parts add up to {joules(e.counted)}, and 1 % more of one of them changes nothing."
+        )
+    else:
+        text += f"1 % more picojoules of a part takes its share more: {shares(e)}."
+    return [*paragraph(text), *paragraph(ESTIMATE)]
+
+
 # ---------------------------------------------------------------- JSON and CSV
 
 
@@ -134,10 +150,16 @@ def document(s: Sensitivity, request: Mapping[str, Any]) -> dict[str, Any]:
             "bound": s.base.bound,
             "busy": dict(s.base.busy),
         },
+        **_energy_document(s),
         "effects": [effect_row(e) for e in s.effects],
         "capacities": [asdict(c) for c in s.capacities],
         "unread": list(s.unread),
     }
+
+
+def _energy_document(s: Sensitivity) -> dict[str, Any]:
+    e = s.base.energy
+    return {} if e is None else {"energy": energy_document(e) | {"elasticities": e.elasticities}}
 
 
 def effect_row(e: Effect) -> dict[str, Any]:

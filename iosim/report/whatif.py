@@ -7,12 +7,13 @@ from typing import Any
 
 import iosim
 from iosim.report import plots
+from iosim.report.energy import ESTIMATE, energy_document, energy_row, spread
 from iosim.report.layout import WIDTH, csv_text, draw, paragraph, table
 from iosim.report.text import STALL_WORDS, STARVED, UNIT_WORDS, headline, machine_line
 from iosim.study.outcome import Outcome
 from iosim.study.vary import HW, Case, Value, shown
 from iosim.study.whatif import Row, WhatIf
-from iosim.words import count, digits, duration, kib, percent, size
+from iosim.words import count, digits, duration, joules, kib, percent, size
 
 SCHEMA = "iosim.whatif/1"
 SAME = 0.005  # less than that is no change of time
@@ -89,6 +90,7 @@ def _cells(w: WhatIf, row: Row) -> Cells:
         "DRAM": size(of.dram_bytes),
         "SRAM": kib(of.footprint.sram_bytes),
         "blocks": f"{of.footprint.resident}",
+        **({} if of.energy is None else {"energy": joules(of.energy.joules)}),
         "busiest": f"{of.bound} {percent(of.busy[of.bound])}" if of.bound else "-",
         "stall": f"{of.stall} {percent(of.stalls[of.stall])}" if of.stall else "-",
     }
@@ -151,13 +153,16 @@ def _notes(w: WhatIf) -> list[str]:
     parts = [f"ratio: time over that of {named(w.base.values)}"]
     if alike := _alike(w):
         parts.append(f"the same in all rows: {', '.join(f'{same[name]} {text}' for name, text in alike.items())}")
+    if (of := w.base.outcome) is not None and of.energy is not None:
+        parts.append(f"energy of the base {spread(of.energy)} by the ranges of its figures")
     if w.kept:
         parts.append(f"all rows keep {named(w.kept)} of the plain run (--rechoose lets each choose)")
     if w.sets:
         parts.append(f"set in all rows: {named({a.name: a.values[0] for a in w.sets})}")
     if w.moved:
         parts.append(f"{' and '.join(w.moved)} {'change' if len(w.moved) > 1 else 'changes'} along")
-    return paragraph("; ".join(parts) + ".")
+    estimated = [] if of is None or of.energy is None else paragraph(ESTIMATE)
+    return [*paragraph("; ".join(parts) + "."), *estimated]
 
 
 def _overlap(w: WhatIf) -> list[str]:
@@ -315,6 +320,7 @@ def _row(w: WhatIf, row: Row) -> dict[str, Any]:
         "busy": dict(of.busy),
         "compute_unit": of.compute_unit,
         "stalls": dict(of.stalls),
+        **({} if of.energy is None else {"energy": energy_document(of.energy)}),
         "load_ps": of.load_ps,
         "loads_hidden": of.hidden,
         "schedule": {name: schedule[name] for name in names},
@@ -324,13 +330,18 @@ def _row(w: WhatIf, row: Row) -> dict[str, Any]:
 
 def rows_as_csv(w: WhatIf) -> str:
     """A header and one line a row."""
-    return csv_text([_flat(_row(w, row)) for row in w.rows])
+    return csv_text([_flat(_row(w, row)) | _energy_row(row) for row in w.rows])
+
+
+def _energy_row(row: Row) -> dict[str, Any]:
+    of = row.outcome
+    return {} if of is None or of.energy is None else energy_row(of.energy)
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     nested = ("values", "schedule", "busy", "stalls")
     out = dict(row["values"])
-    out |= {name: value for name, value in row.items() if name not in nested}
+    out |= {name: value for name, value in row.items() if name not in (*nested, "energy")}
     for name in nested[1:]:
         out |= {f"{name}_{key}": value for key, value in row.get(name, {}).items()}
     return out

@@ -106,6 +106,11 @@ class EnergyUse:
         """Whether the parts add up to more than TDP x time."""
         return self.bound_joules is not None and self.counted > self.bound_joules
 
+    @property
+    def elasticities(self) -> dict[str, float]:
+        """Percent of joules for 1 % more of the figures of each part: its share, or nothing where the bound binds."""
+        return {p.name: 0.0 if self.bound_binds else p.joules / self.counted for p in self.parts}
+
     def _bounded(self, joules: float) -> float:
         return joules if self.bound_joules is None else min(joules, self.bound_joules)
 

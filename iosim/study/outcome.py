@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -33,6 +33,7 @@ from iosim.study.vary import Case
 
 if TYPE_CHECKING:
     from iosim.hardware import Hardware
+    from iosim.study.energy import EnergyUse
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -47,7 +48,7 @@ class Outcome:
 
     `busy` are shares of the run by unit (and "launch"), `stalls` those by cause for which the units of `compute_unit`
     stand still.  `load_ps` is how long the loads of a processor take, those of a block one after the other.
-    `makespan_ps` is None where the profile lacks what `no_time` names.
+    `makespan_ps` is None where the profile lacks what `no_time` names, `energy` where it was not asked for.
     """
 
     schedule: Schedule
@@ -62,6 +63,7 @@ class Outcome:
     busy: Mapping[str, float] = field(hash=False)
     stalls: Mapping[str, float] = field(hash=False)
     load_ps: int
+    energy: EnergyUse | None = None
 
     @property
     def seconds(self) -> float | None:
@@ -81,9 +83,10 @@ class Outcome:
         return max(0.0, 1 - self.stalls["data"] * self.makespan_ps / self.load_ps)
 
 
-def outcome(case: Case, schedule: Schedule | None = None) -> Outcome:
-    """What a case comes to, with a whole `schedule` where it is settled; raises as `run_case`."""
-    return _summary(run_case(case, schedule))
+def outcome(case: Case, schedule: Schedule | None = None, *, energy: bool = False) -> Outcome:
+    """What a case comes to, with a whole `schedule` where it is settled; raises as `run_case`, and as `Run.energy`."""
+    run = run_case(case, schedule)
+    return replace(_summary(run), energy=run.energy) if energy else _summary(run)
 
 
 def run_case(case: Case, schedule: Schedule | None = None) -> Run:
@@ -101,17 +104,19 @@ def run_case(case: Case, schedule: Schedule | None = None) -> Run:
     return evaluate(plan, case.fidelity, device=_traffic(plan))
 
 
-def attempt(job: tuple[Case, Schedule | None]) -> Outcome | str:
+def attempt(job: tuple[Case, Schedule | None], *, energy: bool = False) -> Outcome | str:
     """`outcome`, or why there is none."""
     try:
-        return outcome(*job)
+        return outcome(*job, energy=energy)
     except InputError as error:
         return str(error)
 
 
-def attempts(jobs: Sequence[tuple[Case, Schedule | None]], note: Note = lambda _: None) -> list[Outcome | str]:
+def attempts(
+    jobs: Sequence[tuple[Case, Schedule | None]], note: Note = lambda _: None, *, energy: bool = False
+) -> list[Outcome | str]:
     """`attempt` for each job, on all cores where that pays."""
-    return spread(attempt, jobs, note, "variant")
+    return spread(partial(attempt, energy=energy), jobs, note, "variant")
 
 
 def spread(call: Callable[[T], R], jobs: Sequence[T], note: Note, what: str, each: float | None = None) -> list[R]:

@@ -127,13 +127,15 @@ class _Base:
         return found.makespan_ps / self.makespan_ps, found.bound
 
 
-def sensitivity(case: Case, only: Sequence[str] = (), note: Note = lambda _: None) -> Sensitivity:
-    """Try every number that the case's time can depend on, or `only` those of these names.
+def sensitivity(
+    case: Case, only: Sequence[str] = (), note: Note = lambda _: None, *, energy: bool = False
+) -> Sensitivity:
+    """Try every number that the case's time can depend on, or `only` those of these names; `energy` of the base too.
 
     Raises InputError for a case that cannot run, a machine without what time needs, and an unknown name.
     """
     note("the plain run")
-    base = outcome(case)
+    base = outcome(case, energy=energy)
     if base.makespan_ps is None:
         raise InputError(f"hw: {base.no_time}, without which there is no time")
     facts = {f.name: f for f in case.machine.fields() if f.value}

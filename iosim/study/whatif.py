@@ -55,11 +55,18 @@ class WhatIf:
 
 
 def whatif(
-    case: Case, axes: Sequence[Axis], sets: Sequence[Axis] = (), *, keep: bool = True, note: Note = lambda _: None
+    case: Case,
+    axes: Sequence[Axis],
+    sets: Sequence[Axis] = (),
+    *,
+    keep: bool = True,
+    energy: bool = False,
+    note: Note = lambda _: None,
 ) -> WhatIf:
     """Run every combination of the values of `axes`, with the one value of each of `sets` in all.
 
-    `keep` as in `variants`.  Raises InputError where no row can run, with the reason of the first.
+    `keep` as in `variants`; with `energy` each row has its joules.  Raises InputError where no row can run, with the
+    reason of the first.
     """
     if not axes:
         raise InputError("vary: give at least one field with its values, like stages=1,2,3")
@@ -68,7 +75,7 @@ def whatif(
         raise InputError(f"set: {twice}: is given twice")
     case = varied(case, {a.name: a.values[0] for a in sets})
     found = variants(case, axes, keep=keep)
-    done = iter(attempts([(v.case, None) for v in found if v.case is not None], note))
+    done = iter(attempts([(v.case, None) for v in found if v.case is not None], note, energy=energy))
     rows = []
     for v in found:
         of = v.refused if v.case is None else next(done)

@@ -127,3 +127,22 @@ def test_the_examples_of_the_help_run(iosim: Iosim, command: click.Command) -> N
         answer = iosim(*shlex.split(example))
         assert answer.code == 0, example
         assert max(map(len, answer.out.splitlines())) <= 80
+
+
+def test_energy_in_whatif_and_sensitivity(iosim: Iosim) -> None:
+    """It is that of the plain run; more bandwidth moves no byte, and the elasticities add up to one."""
+    plain = json.loads(iosim("run", *SUBJECT, "--dataflow", "flash2", "--energy", "--no-check", "--json").out)
+    joules = plain["runs"][0]["energy"]["joules"]
+    bandwidths = ("--vary", "hw.hbm.bandwidth_gb_per_s=1600,3200")
+    document = json.loads(iosim("whatif", *SUBJECT, *bandwidths, "--energy", "--json").out)
+    jsonschema.validate(document, schema("whatif"))
+    assert [row["energy"]["joules"] for row in document["rows"]] == pytest.approx([joules, joules])
+    found = json.loads(iosim("sensitivity", *SUBJECT, "--field", "exp.ops", "--energy", "--json").out)
+    jsonschema.validate(found, schema("sensitivity"))
+    assert found["energy"]["joules"] == pytest.approx(joules)
+    assert sum(found["energy"]["elasticities"].values()) == pytest.approx(1)
+    for command in (("whatif", "--vary", "stages=1,2"), ("sensitivity", "--field", "exp.ops")):
+        text = iosim(command[0], *SUBJECT, *command[1:], "--energy").out
+        assert "Energy is an estimate" in text
+        assert max(map(len, text.splitlines())) <= 80
+    assert "energy_joules" in iosim("whatif", *SUBJECT, "--vary", "stages=1,2", "--energy", "--csv").out

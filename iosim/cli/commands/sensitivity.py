@@ -29,9 +29,10 @@ def _complete(_: click.Context, __: click.Parameter, incomplete: str) -> list[Co
     help="Try this number of the profile alone (exp.ops_per_clock); may be repeated.  [default: all]",
 )
 @subject_options
+@click.option("--energy", is_flag=True, help="Estimate joules too, with their range.")
 @click.option("--plot", metavar="FILE.png|FILE.svg", help="Draw a tornado plot into this file.")
 @answer_options("iosim.sensitivity/1", "number")
-def sensitivity(form: Form, field: tuple[str, ...], plot: str | None, **options: Any) -> None:
+def sensitivity(form: Form, field: tuple[str, ...], energy: bool, plot: str | None, **options: Any) -> None:
     """Show which numbers of a machine the time depends on.
 
     Each number of the profile is taken a tenth down and up, doubled (or halved, where it is a cost), and raised until
@@ -48,10 +49,10 @@ def sensitivity(form: Form, field: tuple[str, ...], plot: str | None, **options:
 
     with progress() as note:
         case, _, _ = case_of(options)
-        found = study(case, field, note)
+        found = study(case, field, note, energy=energy)
     if plot is not None and kind is not None:
         write(report.plot(found, kind), plot, "--plot")
-    request = {**options, "field": list(field)}
+    request = {**options, "field": list(field), "energy": energy}
     form.give(
         partial(report.render, found), partial(report.document, found, request), partial(report.rows_as_csv, found)
     )

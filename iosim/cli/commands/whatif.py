@@ -41,9 +41,10 @@ def _complete(_: click.Context, __: click.Parameter, incomplete: str) -> list[Co
     help="Let each row choose what is not given or varied.  [default: where the problem is varied]",
 )
 @subject_options
+@click.option("--energy", is_flag=True, help="Estimate joules too, with their range.")
 @click.option("--plot", metavar="FILE.png|FILE.svg", help="Draw the rows into this file.")
 @answer_options("iosim.whatif/1", "row")
-def whatif(form: Form, vary: tuple[str, ...], rechoose: bool, plot: str | None, **options: Any) -> None:
+def whatif(form: Form, vary: tuple[str, ...], rechoose: bool, energy: bool, plot: str | None, **options: Any) -> None:
     """Vary fields of a schedule, a problem or a machine.
 
     NAME is a field of the schedule (stages, block_k), of the problem (n, causal), or hw. and one of the machine's
@@ -62,10 +63,10 @@ def whatif(form: Form, vary: tuple[str, ...], rechoose: bool, plot: str | None, 
 
     with progress() as note:
         case, axes, sets = case_of(options, vary, settings)
-        found = study(case, axes, sets, keep=not rechoose, note=note)
+        found = study(case, axes, sets, keep=not rechoose, note=note, energy=energy)
     if plot is not None and kind is not None:
         write(report.plot(found, kind), plot, "--plot")
-    request = {**options, "vary": list(vary), "set": list(settings), "rechoose": rechoose}
+    request = {**options, "vary": list(vary), "set": list(settings), "rechoose": rechoose, "energy": energy}
     form.give(
         partial(report.render, found), partial(report.document, found, request), partial(report.rows_as_csv, found)
     )
