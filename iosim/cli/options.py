@@ -22,6 +22,17 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+def all_of(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Several options as one decorator, in the order in which the help lists them."""
+
+    def decorate(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
 def _stages(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
     """One number of buffers, or one for K and one for V."""
     if value is None:
@@ -53,73 +64,63 @@ _OPERATIONS = (
 
 def problem_options(command: F) -> F:
     """The options that make an Attention."""
-    for option in reversed(
-        (
-            click.option("--n", "-n", "n_q", type=int, help="Queries (and keys, without --n-k)."),
-            click.option("--n-k", type=int, help="Keys.  [default: --n]"),
-            click.option("--d", "-d", type=int, help="Head dimension of Q and K (and V)."),
-            click.option("--d-v", type=int, help="Head dimension of V and O.  [default: --d]"),
-            click.option("--batch", "-b", type=int, default=1, show_default=True, help="Batch size."),
-            click.option("--heads", "-H", type=int, default=1, show_default=True, help="Query heads."),
-            click.option("--kv-heads", type=int, help="Key/value heads (GQA, MQA).  [default: --heads]"),
-            click.option("--dtype", default="fp16", show_default=True, help="fp16, bf16, fp32 or fp8 (e4m3) data."),
-            click.option(
-                "--accumulator", default="fp32", show_default=True, help="Sums of matrix products: fp32 or fp16."
-            ),
-            click.option("--causal", is_flag=True, help="Mask keys after the query."),
-            click.option(
-                "--causal-align",
-                default="bottom-right",
-                show_default=True,
-                help="Which diagonal, when queries and keys differ in number: bottom-right or top-left.",
-            ),
-            click.option(
-                "--window",
-                type=int,
-                help="Sliding window: hide keys before the last so many up to the query's; --causal hides later ones.",
-            ),
-            *_OPERATIONS,
-            click.option("--lse", is_flag=True, help="Write the log-sum-exp too, as training needs it."),
-            click.option(
-                "--config",
-                metavar="FILE.json",
-                help="A model's config.json (Hugging Face), which gives heads, d, dtype, mask and layers.",
-            ),
-            click.option(
-                "--phase",
-                help="With --config: prefill, decode (one query sees --n keys) or training.  [default: prefill]",
-            ),
-            click.option("--layers", help="With --config: full, sliding or all layers.  [default: all]"),
-        )
-    ):
-        command = option(command)
-    return command
+    return all_of(
+        click.option("--n", "-n", "n_q", type=int, help="Queries (and keys, without --n-k)."),
+        click.option("--n-k", type=int, help="Keys.  [default: --n]"),
+        click.option("--d", "-d", type=int, help="Head dimension of Q and K (and V)."),
+        click.option("--d-v", type=int, help="Head dimension of V and O.  [default: --d]"),
+        click.option("--batch", "-b", type=int, default=1, show_default=True, help="Batch size."),
+        click.option("--heads", "-H", type=int, default=1, show_default=True, help="Query heads."),
+        click.option("--kv-heads", type=int, help="Key/value heads (GQA, MQA).  [default: --heads]"),
+        click.option("--dtype", default="fp16", show_default=True, help="fp16, bf16, fp32 or fp8 (e4m3) data."),
+        click.option("--accumulator", default="fp32", show_default=True, help="Sums of matrix products: fp32 or fp16."),
+        click.option("--causal", is_flag=True, help="Mask keys after the query."),
+        click.option(
+            "--causal-align",
+            default="bottom-right",
+            show_default=True,
+            help="Which diagonal, when queries and keys differ in number: bottom-right or top-left.",
+        ),
+        click.option(
+            "--window",
+            type=int,
+            help="Sliding window: hide keys before the last so many up to the query's; --causal hides later ones.",
+        ),
+        *_OPERATIONS,
+        click.option("--lse", is_flag=True, help="Write the log-sum-exp too, as training needs it."),
+        click.option(
+            "--config",
+            metavar="FILE.json",
+            help="A model's config.json (Hugging Face), which gives heads, d, dtype, mask and layers.",
+        ),
+        click.option(
+            "--phase",
+            help="With --config: prefill, decode (one query sees --n keys) or training.  [default: prefill]",
+        ),
+        click.option("--layers", help="With --config: full, sliding or all layers.  [default: all]"),
+    )(command)
 
 
 def schedule_options(command: F) -> F:
     """The options that fix fields of the schedule."""
-    for option in reversed(
-        (
-            click.option("--block-q", type=int, help="Query rows of a tile.  [default: by the rule above]"),
-            click.option("--block-k", type=int, help="Key rows of a tile."),
-            click.option(
-                "--stages",
-                metavar="N[,N]",
-                callback=_stages,
-                help="Buffers of each K and V tile: 1 = no prefetch; K,V: 2,1.",
-            ),
-            click.option(
-                "--splits",
-                type=int,
-                help="Runs that split-kv cuts the keys into (from idle processors), flash1 the queries.",
-            ),
-            click.option("--grid-order", help="Launch order of blocks: natural, or longest-first (causal masks)."),
-            click.option("--scores", help="S and P of standard in device memory: data (their dtype) or fp32."),
-            click.option("--softmax", help="Softmax of standard: safe, naive or online.  [default: safe]"),
-        )
-    ):
-        command = option(command)
-    return command
+    return all_of(
+        click.option("--block-q", type=int, help="Query rows of a tile.  [default: by the rule above]"),
+        click.option("--block-k", type=int, help="Key rows of a tile."),
+        click.option(
+            "--stages",
+            metavar="N[,N]",
+            callback=_stages,
+            help="Buffers of each K and V tile: 1 = no prefetch; K,V: 2,1.",
+        ),
+        click.option(
+            "--splits",
+            type=int,
+            help="Runs that split-kv cuts the keys into (from idle processors), flash1 the queries.",
+        ),
+        click.option("--grid-order", help="Launch order of blocks: natural, or longest-first (causal masks)."),
+        click.option("--scores", help="S and P of standard in device memory: data (their dtype) or fp32."),
+        click.option("--softmax", help="Softmax of standard: safe, naive or online.  [default: safe]"),
+    )(command)
 
 
 _CHANGES = ("softcap", "alibi", "bias", "sinks", "global_tokens", "dropout", "block_mask")
@@ -242,7 +243,8 @@ class Subject:
 
 def subject_options(command: F) -> F:
     """The options that make a Subject: a problem, a dataflow or kernel, a machine, fields of the schedule."""
-    options = (
+    return all_of(
+        problem_options,
         click.option("--dataflow", help="A dataflow by name, or a .py file.  [default: flash2]"),
         click.option("--kernel", help="A kernel that people run, in place of a dataflow."),
         click.option("--hw", default="mp31", show_default=True, help="A machine by name, or a .toml file."),
@@ -250,10 +252,7 @@ def subject_options(command: F) -> F:
         click.option(
             "--fidelity", default="fair", show_default=True, help="fair: one processor a class of block; chip: all."
         ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return problem_options(command)
+    )(command)
 
 
 def subject_of(options: dict[str, Any]) -> Subject:
@@ -279,30 +278,23 @@ def subject_of(options: dict[str, Any]) -> Subject:
 def window_options(iterations: str, kernel: str = "the one that takes longest") -> Callable[[F], F]:
     """The options that say which part of a recorded run is shown; with the defaults of iterations and kernel."""
 
-    def decorate(command: F) -> F:
-        for option in reversed(
-            (
-                click.option(
-                    "--program-kernel",
-                    metavar="NAME",
-                    help=f"Kernel of the program, where it has several.  [default: {kernel}]",
-                ),
-                click.option(
-                    "--iterations",
-                    metavar="A..B",
-                    default=iterations,
-                    show_default=True,
-                    callback=_iterations,
-                    help="Loop iterations from A to before B, or all.",
-                ),
-                click.option("--block", type=int, help="Show this block alone, by its number in launch order."),
-                click.option("--processor", type=int, help="The processor to show (--fidelity chip)."),
-            )
-        ):
-            command = option(command)
-        return command
-
-    return decorate
+    return all_of(
+        click.option(
+            "--program-kernel",
+            metavar="NAME",
+            help=f"Kernel of the program, where it has several.  [default: {kernel}]",
+        ),
+        click.option(
+            "--iterations",
+            metavar="A..B",
+            default=iterations,
+            show_default=True,
+            callback=_iterations,
+            help="Loop iterations from A to before B, or all.",
+        ),
+        click.option("--block", type=int, help="Show this block alone, by its number in launch order."),
+        click.option("--processor", type=int, help="The processor to show (--fidelity chip)."),
+    )
 
 
 def _iterations(_: click.Context, __: click.Parameter, value: str) -> tuple[int, int | None]:

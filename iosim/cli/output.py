@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import wraps
 from itertools import chain
@@ -73,32 +73,30 @@ def answer_options(schema: str, row: str = "") -> Callable[[Callable[..., Any]],
     return decorate
 
 
-class progress:  # noqa: N801 - used like a function
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
     """Says on a terminal what is being done; elsewhere once, on stderr, when it takes long."""
-
-    def __enter__(self) -> Callable[[str], None]:
-        self.status: Any = None
-        self.timer, self.doing = Timer(PATIENCE, self._still), "starting"
-        if sys.stderr is None:
-            return lambda _: None
-        if not sys.stderr.isatty():
-            self.timer.daemon = True
-            self.timer.start()
-            return lambda text: setattr(self, "doing", text)
+    if sys.stderr is None:
+        yield lambda _: None
+    elif sys.stderr.isatty():
         from rich.console import Console
 
-        self.status = Console(stderr=True).status("starting")
-        self.status.start()
-        return lambda text: self.status.update(text)
+        with Console(stderr=True).status("starting") as status:
+            yield lambda text: status.update(text)
+    else:
+        doing = ["starting"]
+        timer = Timer(PATIENCE, lambda: _still(doing[-1]))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield lambda text: doing.__setitem__(-1, text)
+        finally:
+            timer.cancel()
 
-    def __exit__(self, *_: object) -> None:
-        self.timer.cancel()
-        if self.status is not None:
-            self.status.stop()
 
-    def _still(self) -> None:
-        with suppress(OSError):
-            print(f"iosim: after {PATIENCE} s: {self.doing}", file=sys.stderr, flush=True)
+def _still(doing: str) -> None:
+    with suppress(OSError):
+        print(f"iosim: after {PATIENCE} s: {doing}", file=sys.stderr, flush=True)
 
 
 def require_writable(path: str | None, option: str = "--output") -> None:

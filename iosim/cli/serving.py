@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from iosim.cli.options import all_of
 from iosim.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,35 +20,29 @@ SHAPE = ("d", "d_v", "heads", "kv_heads", "dtype", "window")
 
 def server_options(command: F) -> F:
     """The options that make a Server."""
-    for option in reversed(
-        (
-            click.option(
-                "--config", metavar="FILE.json", help="A model's config.json: the attention of all its layers."
-            ),
-            click.option("--layers", help="With --config: full, sliding or all layers.  [default: all]"),
-            click.option("--heads", "-H", type=int, default=32, show_default=True, help="Query heads of one layer."),
-            click.option("--kv-heads", type=int, help="Key/value heads.  [default: --heads]"),
-            click.option("--d", "-d", type=int, default=128, show_default=True, help="Head dimension."),
-            click.option("--d-v", type=int, help="Head dimension of V and O.  [default: --d]"),
-            click.option("--window", type=int, help="Sliding window: the last so many keys."),
-            click.option("--dtype", default="fp16", show_default=True, help="fp16 or bf16 data."),
-            click.option("--hw", default="mp31", show_default=True, help="A machine by name, or a .toml file."),
-            click.option("--dataflow", default="split-kv", show_default=True, help="split-kv or flash2."),
-            click.option(
-                "--split-rule",
-                default="balanced",
-                show_default=True,
-                help="How keys are cut: balanced (equal runs that give every block a slot), flash2, none.",
-            ),
-            click.option("--page", type=int, default=16, show_default=True, help="Tokens in a page of the K/V cache."),
-            click.option("--cache-dtype", help="fp8: K and V in 8 bits with a scale a row.  [default: --dtype]"),
-            click.option(
-                "--shared-prefix", type=int, default=0, show_default=True, help="First tokens that all sequences share."
-            ),
-        )
-    ):
-        command = option(command)
-    return command
+    return all_of(
+        click.option("--config", metavar="FILE.json", help="A model's config.json: the attention of all its layers."),
+        click.option("--layers", help="With --config: full, sliding or all layers.  [default: all]"),
+        click.option("--heads", "-H", type=int, default=32, show_default=True, help="Query heads of one layer."),
+        click.option("--kv-heads", type=int, help="Key/value heads.  [default: --heads]"),
+        click.option("--d", "-d", type=int, default=128, show_default=True, help="Head dimension."),
+        click.option("--d-v", type=int, help="Head dimension of V and O.  [default: --d]"),
+        click.option("--window", type=int, help="Sliding window: the last so many keys."),
+        click.option("--dtype", default="fp16", show_default=True, help="fp16 or bf16 data."),
+        click.option("--hw", default="mp31", show_default=True, help="A machine by name, or a .toml file."),
+        click.option("--dataflow", default="split-kv", show_default=True, help="split-kv or flash2."),
+        click.option(
+            "--split-rule",
+            default="balanced",
+            show_default=True,
+            help="How keys are cut: balanced (equal runs that give every block a slot), flash2, none.",
+        ),
+        click.option("--page", type=int, default=16, show_default=True, help="Tokens in a page of the K/V cache."),
+        click.option("--cache-dtype", help="fp8: K and V in 8 bits with a scale a row.  [default: --dtype]"),
+        click.option(
+            "--shared-prefix", type=int, default=0, show_default=True, help="First tokens that all sequences share."
+        ),
+    )(command)
 
 
 def server_of(options: dict[str, Any]) -> Server:

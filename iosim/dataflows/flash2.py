@@ -17,7 +17,7 @@ from math import inf, log
 from iosim.dataflows.tiles import GAIN, Scores, drop, key_runs, mask_edges, operands, sinks_of
 from iosim.index import cdiv
 from iosim.problem import Attention
-from iosim.program import Builder, Program, rows
+from iosim.program import Builder, Program, Tile, View, rows
 from iosim.schedule import Schedule
 
 USES = ("block_q", "block_k", "grid_order")
@@ -37,11 +37,7 @@ def flash2(a: Attention, s: Schedule) -> Program:
     with p.kernel("attention", b=a.batch, kv=a.kv_heads, g=a.group, i=cdiv(a.n_q, bq)) as (b, kv, g, i):
         h = kv * a.group + g
         q = p.load("q", Q[b, h, rows(i, bq)])
-        m = p.fill("m", shape=(bq, 1), value=-inf if sinks is None else 0)
-        l = p.fill("l", shape=(bq, 1), value=0 if sinks is None else GAIN if a.is_fp8 else 1)
-        if sinks is not None:
-            sink = p.load("sink", sinks[rows(h, 1)])
-            p.add(m, m, sink if scale == 1 else p.scale("unscaled", sink, by=1 / scale))
+        m, l = _start(p, a, bq, None if sinks is None else sinks[rows(h, 1)], scale)
         o = p.fill("o", shape=(bq, a.d_v), value=0, dtype=a.accumulator)
         if a.is_fp8:
             sq = p.load("sq", SQ[b, h, rows(i, 1)])
@@ -89,3 +85,13 @@ def flash2(a: Attention, s: Schedule) -> Program:
             L = p.tensor("L", (a.batch, a.heads, a.n_q), "fp32", "out")
             p.store(L[b, h, rows(i, bq)], p.add("lse", p.scale("ms", m, by=scale), p.log("ln", l)))
     return p.done()
+
+
+def _start(p: Builder, a: Attention, bq: int, sinks: View | None, scale: float) -> tuple[Tile, Tile]:
+    """Maximum and sum of rows before the first key; a sink, in units of unscaled scores, is there from the start."""
+    m = p.fill("m", shape=(bq, 1), value=-inf if sinks is None else 0)
+    l = p.fill("l", shape=(bq, 1), value=0 if sinks is None else GAIN if a.is_fp8 else 1)
+    if sinks is not None:
+        sink = p.load("sink", sinks)
+        p.add(m, m, sink if scale == 1 else p.scale("unscaled", sink, by=1 / scale))
+    return m, l

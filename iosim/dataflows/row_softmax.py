@@ -72,27 +72,23 @@ def row_softmax(
             return e if gain == 1 else p.scale(e, e, by=gain)
 
         sink = None if sinks is None else p.load("sink", sinks[rows(h, 1)])
-
-        def with_sink() -> None:
-            if sink is not None:
-                p.add(l, l, p.exp("sink weight", sink, m))
-
+        top = None if kind == "naive" else sink  # counts in the maximum
         if c >= a.n_k:
             x = scores("x", 0)
             m = p.fill("m", shape=(r, 1), value=0) if kind == "naive" else p.rowmax("m", x)
-            if sink is not None and kind != "naive":
-                p.max(m, m, sink)
+            if top is not None:
+                p.max(m, m, top)
             e = p.exp("e", x, m)
             l = p.rowsum("l", e)
-            with_sink()
+            _add_sink(p, l, m, sink)
             p.store(tile(0), probabilities(e))
         else:
             m = p.fill("m", shape=(r, 1), value=0 if kind == "naive" else -inf)
-            if sink is not None and kind != "naive":
-                p.max(m, m, sink)
+            if top is not None:
+                p.max(m, m, top)
             l = p.fill("l", shape=(r, 1), value=0)
             _PASSES[kind](p, scores, m, l, cdiv(a.n_k, c))
-            with_sink()
+            _add_sink(p, l, m, sink)
             with p.loop("j3", 0, cdiv(a.n_k, c)) as j:
                 x = scores("x3", j)
                 with p.phase("probabilities"):
@@ -100,6 +96,12 @@ def row_softmax(
                     p.store(tile(j), probabilities(e))
         if L is not None:
             p.store(L[b, h, rows(i, r)], p.add("lse", m, p.log("ln", l)))
+
+
+def _add_sink(p: Builder, l: Tile, m: Tile, sink: Tile | None) -> None:
+    """The sink's weight in the sum l."""
+    if sink is not None:
+        p.add(l, l, p.exp("sink weight", sink, m))
 
 
 Scores: TypeAlias = Callable[[str, Ex], Tile]

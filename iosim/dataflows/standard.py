@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from math import gcd
 
-from iosim.dataflows.elementwise import BLOCK, STRIDED, elementwise
+from iosim.dataflows.elementwise import STRIDED, elementwise, tiling
 from iosim.dataflows.row_softmax import row_softmax
 from iosim.dataflows.tiles import GAIN, Scores, drop, is_masked, mask_keys, operand, operands, sinks_of
 from iosim.errors import InputError
@@ -55,12 +55,12 @@ def standard(a: Attention, s: Schedule) -> Program:
         elementwise(p, "scale", Q, (before,), lambda q: p.scale("qs", q, by=a.scale))
     own = s.of("scores")
     bq, bk, step = own.block_q, own.block_k, own.block_d
-    heads = {"b": a.batch, "kv": a.kv_heads, "g": a.group}
     tiles, across = cdiv(a.n_q, bq), cdiv(a.n_k, bk)
     band = gcd(tiles, own.band)
-    grid = {"i": tiles, "j": across} if band == 1 else {"above": tiles // band, "j": across, "i": band}
+    grid = {"b": a.batch, "kv": a.kv_heads, "g": a.group}
+    grid |= {"i": tiles, "j": across} if band == 1 else {"above": tiles // band, "j": across, "i": band}
 
-    with p.kernel("scores", operands_once=True, **heads, **grid) as (b, kv, g, *at):
+    with p.kernel("scores", operands_once=True, **grid) as (b, kv, g, *at):
         h = kv * a.group + g
         i, j = at if band == 1 else (at[0] * band + at[2], at[1])
         x = p.fill("x", shape=(bq, bk), value=0, dtype=a.accumulator)
@@ -86,15 +86,16 @@ def standard(a: Attention, s: Schedule) -> Program:
     if a.dropout:
         P = _dropped(p, a, P)
 
+    _output(p, a, s, O, P, V, SV if a.is_fp8 else None)
+    return p.done()
+
+
+def _output(p: Builder, a: Attention, s: Schedule, O: Tensor, P: Tensor, V: Tensor, SV: Tensor | None) -> None:
+    """The kernel O = P V; `SV` are the scales of V in fp8."""
     own = s.of("output")
     bq, step, cols = own.block_q, own.block_d, min(own.block_k, a.d_v)
-    with p.kernel("output", operands_once=True, **heads, i=cdiv(a.n_q, bq), c=cdiv(a.d_v, cols)) as (
-        b,
-        kv,
-        g,
-        i,
-        c,
-    ):
+    grid = {"b": a.batch, "kv": a.kv_heads, "g": a.group, "i": cdiv(a.n_q, bq), "c": cdiv(a.d_v, cols)}
+    with p.kernel("output", operands_once=True, **grid) as (b, kv, g, i, c):
         h = kv * a.group + g
         o = p.fill("o", shape=(bq, cols), value=0, dtype=a.accumulator)
         with p.loop("t", 0, cdiv(a.n_k, step)) as t:
@@ -103,10 +104,9 @@ def standard(a: Attention, s: Schedule) -> Program:
             pr = operand(p, pr, a.dtype)
             with p.phase("pv"):
                 p.matmul(o, pr, v, add=True)
-        if a.is_fp8:
+        if SV is not None:
             p.mul(o, o, p.scale("sv / gain", p.load("sv", SV[b, kv, rows(0, 1)]), by=1 / GAIN / (1 - a.dropout)))
         p.store(O[b, h, rows(i, bq), rows(c, cols)], o)
-    return p.done()
 
 
 def _copied(p: Builder, a: Attention, X: Tensor) -> Tensor:
@@ -119,9 +119,7 @@ def _copied(p: Builder, a: Attention, X: Tensor) -> Tensor:
 def _masked(p: Builder, a: Attention, S: Tensor) -> Tensor:
     """S with the masks of `a`, made by a kernel of its own."""
     masked = p.tensor("S masked", S.shape, S.dtype, "scratch")
-    cols = min(a.n_k, STRIDED)
-    r = max(1, STRIDED // cols)
-    grid = {"b": a.batch, "h": a.heads, "i": cdiv(a.n_q, r), "j": cdiv(a.n_k, cols)}
+    grid, r, cols = tiling(S.shape, STRIDED)
     with p.kernel("mask", operands_once=True, **grid) as (b, h, i, j):
         view = b, h, rows(i, r), rows(j, cols)
         x = p.load("x", S[view])
@@ -134,9 +132,7 @@ def _dropped(p: Builder, a: Attention, P: Tensor) -> Tensor:
     """P after dropout, made by a kernel of its own, and a byte an element that says what is kept, for the gradient."""
     dropped = p.tensor("P dropped", P.shape, P.dtype, "scratch")
     kept = p.tensor("kept", P.shape, "fp8_e4m3", "scratch")  # of one byte: 0 and 1
-    cols = min(a.n_k, BLOCK)
-    r = max(1, BLOCK // cols)
-    grid = {"b": a.batch, "h": a.heads, "i": cdiv(a.n_q, r), "j": cdiv(a.n_k, cols)}
+    grid, r, cols = tiling(P.shape)
     with p.kernel("dropout", operands_once=True, **grid) as (b, h, i, j):
         view = b, h, rows(i, r), rows(j, cols)
         x = p.load("x", P[view])

@@ -180,13 +180,13 @@ def use_of(intervals: Sequence[tuple[int, int]], start: int, end: int, bins: int
     """The share of each of so many equal bins from `start` to `end` that the intervals, which are disjoint, cover."""
     width = (end - start) / bins
     covered = [0.0] * bins
-    for a, b in intervals:
-        a, b = max(a, start), min(b, end)
+    for first, last in intervals:
+        a, b = float(max(first, start)), min(last, end)
         while a < b:
             n = min(bins - 1, int((a - start) / width))
             stop = b if n == bins - 1 else min(b, start + (n + 1) * width)
             covered[n] += max(0.0, stop - a)
-            a = stop if stop > a else b  # type: ignore[assignment]
+            a = stop if stop > a else b
     return [min(1.0, c / width) for c in covered]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from importlib.util import find_spec
 from typing import Any
 
 import iosim
@@ -168,12 +169,8 @@ def require_export(path: str) -> str:
     kind = path.rpartition(".")[2]
     if "." not in path or kind not in ("csv", "parquet"):
         raise InputError(f"export: {path!r} does not end with .csv or .parquet")
-    if kind == "parquet":
-        try:
-            import pyarrow  # noqa: F401
-        except ImportError:
-            raise InputError("export: .parquet needs the package pyarrow: pip install 'iosim[parquet]'; .csv needs "
-                             "none") from None  # fmt: skip
+    if kind == "parquet" and find_spec("pyarrow") is None:
+        raise InputError("export: .parquet needs the package pyarrow: pip install 'iosim[parquet]'; .csv needs none")
     return kind
 
 
