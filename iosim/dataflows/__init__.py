@@ -136,8 +136,9 @@ def _guarded(what: str, call: Callable[[], T], file: str = "") -> T:
         name, line, words = last.filename, last.lineno, str(error)
         if isinstance(error, SyntaxError) and error.filename is not None:
             name, line, words = error.filename, error.lineno, error.msg
+        place = "" if name.startswith("<frozen") else f" in {Path(name).name}, line {line}"
         words = " ".join(words.split())
-        raise InputError(f"{what}: {type(error).__name__} in {Path(name).name}, line {line}: {words:.200}") from error
+        raise InputError(f"{what}: {type(error).__name__}{place}: {words:.200}") from error
 
 
 def dataflow_names() -> list[str]:

@@ -225,12 +225,21 @@ class Replayed:
 
 
 def replayed(server: Server, trace: Sequence[tuple[int, Sequence[Request]]], note: Note = lambda _: None) -> Replayed:
-    """Time every step of a trace."""
+    """Time every step of a trace.  Raises InputError for a shared prefix that no request has."""
+    require_prefix(server, max(r.context + r.new for _, requests in trace for r in requests))
     steps = []
     for n, (number, requests) in enumerate(trace, start=1):
         note(f"step {n:,} of {len(trace):,}")
         steps.append(server.step(requests, number))
     return Replayed(server, tuple(steps))
+
+
+def require_prefix(server: Server, longest: int) -> None:
+    """Raise InputError for a shared prefix of more tokens than the longest sequence has."""
+    if server.cache.shared > longest:
+        raise InputError(
+            f"shared_prefix: {server.cache.shared:,} tokens are more than the longest sequence, {longest:,}"
+        )
 
 
 def load_trace(path: str) -> tuple[tuple[int, tuple[Request, ...]], ...]:

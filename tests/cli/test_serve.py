@@ -75,6 +75,10 @@ def test_sequences_of_their_own_lengths(iosim: Iosim) -> None:
             "--dataflow: 'standard' is not one of flash2",
         ),
         (("serve", "none.jsonl"), "none.jsonl: cannot be read"),
+        (
+            ("report", "serving", "--context", "64", "--shared-prefix", "65"),
+            "--shared-prefix: 65 tokens are more than the longest sequence, 64",
+        ),
         (("report", "serving", "--context", "0,1024"), "--context: 0 is out of range; it is at least 1"),
         (("report", "serving", "--page", "0"), "--page: 0 is out of range; 1 to 4096 is allowed"),
         (("report", "serving", "--split-rule", "balance"), "(did you mean 'balanced'?)"),
