@@ -48,11 +48,6 @@ class BlockMask:
         """Blocks that are 1."""
         return sum(map(sum, self.rows))
 
-    @property
-    def density(self) -> float:
-        """The share of blocks that are 1."""
-        return self.left / (len(self.rows) * len(self.rows[0]))
-
     def size(self, n_q: int, n_k: int) -> tuple[int, int]:
         """Rows and keys of a block."""
         return int(cdiv(n_q, len(self.rows))), int(cdiv(n_k, len(self.rows[0])))
