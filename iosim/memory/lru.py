@@ -78,8 +78,9 @@ class Cache:
         home = (mixed >> np.uint64(40)).astype(np.int64) % self.partitions
         of_set = (mixed % np.uint64(self.sets)).astype(np.int64)
         order, ends = _rounds(of_set, self.sets)
-        tags, sets, homes, asked = (x[order] for x in (units + 1, of_set, home, asks))
-        held = np.zeros((self.ways, self.partitions * self.sets), np.int64)
+        short = np.int32 if units.max(initial=0) < 2**31 - 1 else np.int64  # half of what has to be moved
+        tags, sets, homes, asked = (x[order] for x in ((units + 1).astype(short), of_set, home, asks))
+        held = np.zeros((self.ways, self.partitions * self.sets), short)
         first = 0
         for end in ends.tolist():
             part = slice(first, end)
