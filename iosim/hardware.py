@@ -611,6 +611,8 @@ class Hardware:
 
         Device memory and the bandwidth of caches keep their time.
         """
+        if not self.clock_hz or clock_hz == self.clock_hz:
+            return self
         return _at_clock(Same(self), clock_hz)
 
     def fields(self) -> list[Fact]:
@@ -667,9 +669,6 @@ class Hardware:
         return _build(data, origin)
 
 
-# ---------------------------------------------------------------- finding and reading a file
-
-
 @lru_cache(maxsize=64)
 def _at_clock(of: Same[Hardware], clock_hz: int) -> Hardware:
     """`at_clock`, the same object each time: what is found out about it is kept by that."""
@@ -707,6 +706,9 @@ def _missing_for_time(profile: Same[_Profile]) -> tuple[str, ...]:
         for name, quantity in _quantities(profile.value)
         if quantity.value is None and not name.startswith(("energy.", "matrix.", "matrix_warp."))
     )
+
+
+# ---------------------------------------------------------------- finding and reading a file
 
 
 class ProfileError(InputError):
