@@ -2,11 +2,12 @@
 
     python peers.py KIND N D COUNT
 
-KIND is "scalesim" (SCALE-Sim, every cycle of a systolic array), "zigzag" (ZigZag, which searches the loop order, as it
-does by default) or "zigzag-order" (ZigZag with the loop order given: its cost model alone).  COUNT configurations differ
-in how much SRAM there is.  The machine is one processor like MP31's: 2,048 multiply-adds a clock, up to 192 KiB of SRAM.
-Prints JSON: "seconds" of processor time without start-up, and the "cycles" of each configuration.  What SCALE-Sim writes
-goes into the working directory; of ZigZag the stages that write files and draw are left out, to its favour.
+KIND is "scalesim" (SCALE-Sim, every cycle of a systolic array), "zigzag" (ZigZag, which searches the loop order, as
+it does by default) or "zigzag-order" (ZigZag with the loop order given: one evaluation of its cost model a product).
+COUNT configurations differ in how much SRAM there is.  The machine is one processor like MP31's: 2,048 multiply-adds a
+clock, up to 192 KiB of SRAM.  Prints JSON: "seconds" of processor time without start-up, and the "cycles" of each
+configuration.  What SCALE-Sim writes goes into the working directory; ZigZag's stages that write files and draw are
+left out, which makes it faster.
 """
 
 from __future__ import annotations
@@ -58,10 +59,13 @@ def _scalesim_config(kib: int) -> str:
     banks = {f"{of}{what}": value for of in ("Ifmap", "Filter")
              for what, value in {"CustomLayout": False, "SRAMBankBandwidth": 10, "SRAMBankNum": 10,
                                  "SRAMBankPort": 2}.items()}  # fmt: skip
-    sections = {
-        "general": {"run_name": "pair"}, "architecture_presets": presets, "layout": banks,
-        "sparsity": {"SparsitySupport": False}, "run_presets": {"InterfaceBandwidth": "CALC", "UseRamulatorTrace": False},
-    }  # fmt: skip
+    sections: dict[str, dict[str, Any]] = {
+        "general": {"run_name": "pair"},
+        "architecture_presets": presets,
+        "layout": banks,
+        "sparsity": {"SparsitySupport": False},
+        "run_presets": {"InterfaceBandwidth": "CALC", "UseRamulatorTrace": False},
+    }
     return "".join(f"[{s}]\n" + "".join(f"{k} = {v}\n" for k, v in own.items()) for s, own in sections.items())
 
 
