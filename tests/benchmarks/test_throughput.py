@@ -22,7 +22,7 @@ from iosim.study.tune import Tuned, tune
 
 pytestmark = pytest.mark.benchmark
 
-PEERS = os.environ.get("IOSIM_PEERS", sys.executable)
+PEERS = os.path.abspath(os.environ.get("IOSIM_PEERS", sys.executable))  # they run in a folder of their own
 PEER = Path(__file__).with_name("peers.py")
 N, D = 512, 64
 PAIR = Attention(n_q=N, d=D)
