@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from iosim.errors import InputError, nearest
 
@@ -53,6 +54,7 @@ ALIASES = {
 }  # fmt: skip
 
 
+@lru_cache(maxsize=64)
 def dtype(name: str) -> DType:
     """The format called `name` (its iosim name or a usual alias).
 

@@ -22,6 +22,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
+from functools import lru_cache
 from math import ceil, floor, inf
 from pathlib import Path
 from types import UnionType
@@ -31,6 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StringConstraints
 from pydantic_core import core_schema
 
 from iosim.errors import InputError, nearest
+from iosim.same import Same
 
 DEFAULT = "mp31"
 SCHEMA = "iosim.hardware/1"
@@ -611,30 +613,7 @@ class Hardware:
         """
         if not self.clock_hz or clock_hz == self.clock_hz:
             return self
-        ratio = Fraction(clock_hz, self.clock_hz)
-        return replace(
-            self,
-            clock_hz=clock_hz,
-            caches=tuple(replace(c, latency_ps=_slower(c.latency_ps, ratio)) for c in self.caches),
-            sram=replace(
-                self.sram,
-                bandwidth=_faster(self.sram.bandwidth, ratio),
-                latency_ps=_slower(self.sram.latency_ps, ratio),
-            ),
-            matrices=tuple(_unit_at(unit, ratio) for unit in self.matrices),
-            copies=tuple(_unit_at(unit, ratio) for unit in self.copies),
-            copy=_unit_at(self.copy, ratio),
-            matrix=_unit_at(self.matrix, ratio),
-            exp_rate=_faster(self.exp_rate, ratio),
-            vector_rate=_faster(self.vector_rate, ratio),
-            alu_rate=_faster(self.alu_rate, ratio),
-            issue_rate=_faster(self.issue_rate, ratio),
-            barrier_ps=cast("tuple[int, int]", tuple(_slower(part, ratio) for part in self.barrier_ps)),
-            reduce_ps=cast("int", _slower(self.reduce_ps, ratio)),
-            turn_ps=cast("int", _slower(self.turn_ps, ratio)),
-            arrival_ps=cast("int", _slower(self.arrival_ps, ratio)),
-            block_ps=cast("int", _slower(self.block_ps, ratio)),
-        )
+        return _at_clock(Same(self), clock_hz)
 
     def fields(self) -> list[Fact]:
         """Every number of the profile, in the order of the schema."""
@@ -664,11 +643,7 @@ class Hardware:
 
         The rate of a dtype is not among them: ask `matrix_rate`.
         """
-        return [
-            name
-            for name, quantity in _quantities(self._profile)
-            if quantity.value is None and not name.startswith(("energy.", "matrix.", "matrix_warp."))
-        ]
+        return list(_missing_for_time(Same(self._profile)))
 
     def with_value(self, name: str, value: float | str | bool | None) -> "Hardware":
         """The machine with one field changed, e.g. `with_value("hbm.bandwidth_gb_per_s", 3200)`: see `with_values`."""
@@ -692,6 +667,45 @@ class Hardware:
                 raise InputError(f"{origin}: {name}: this machine has no {what}")
             table[key] = _assumed(value, table.get(key)) if kinds[name] is Quantity else value
         return _build(data, origin)
+
+
+@lru_cache(maxsize=64)
+def _at_clock(of: Same[Hardware], clock_hz: int) -> Hardware:
+    """`at_clock`, the same object each time: what is found out about it is kept by that."""
+    machine = of.value
+    ratio = Fraction(clock_hz, machine.clock_hz or 1)
+    return replace(
+        machine,
+        clock_hz=clock_hz,
+        caches=tuple(replace(c, latency_ps=_slower(c.latency_ps, ratio)) for c in machine.caches),
+        sram=replace(
+            machine.sram,
+            bandwidth=_faster(machine.sram.bandwidth, ratio),
+            latency_ps=_slower(machine.sram.latency_ps, ratio),
+        ),
+        matrices=tuple(_unit_at(unit, ratio) for unit in machine.matrices),
+        copies=tuple(_unit_at(unit, ratio) for unit in machine.copies),
+        copy=_unit_at(machine.copy, ratio),
+        matrix=_unit_at(machine.matrix, ratio),
+        exp_rate=_faster(machine.exp_rate, ratio),
+        vector_rate=_faster(machine.vector_rate, ratio),
+        alu_rate=_faster(machine.alu_rate, ratio),
+        issue_rate=_faster(machine.issue_rate, ratio),
+        barrier_ps=cast("tuple[int, int]", tuple(_slower(part, ratio) for part in machine.barrier_ps)),
+        reduce_ps=cast("int", _slower(machine.reduce_ps, ratio)),
+        turn_ps=cast("int", _slower(machine.turn_ps, ratio)),
+        arrival_ps=cast("int", _slower(machine.arrival_ps, ratio)),
+        block_ps=cast("int", _slower(machine.block_ps, ratio)),
+    )
+
+
+@lru_cache(maxsize=64)
+def _missing_for_time(profile: Same[_Profile]) -> tuple[str, ...]:
+    return tuple(
+        name
+        for name, quantity in _quantities(profile.value)
+        if quantity.value is None and not name.startswith(("energy.", "matrix.", "matrix_warp."))
+    )
 
 
 # ---------------------------------------------------------------- finding and reading a file

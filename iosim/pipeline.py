@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 from typing import Literal, TypeAlias, get_args
 
 from iosim.errors import InputError, nearest
 from iosim.program import Compute, Kernel, Load, Loop, Node, Store, reads, walk, writes
+from iosim.same import Same
 from iosim.schedule import Order, Role, Schedule, Step, Verb
 
 Leaf: TypeAlias = Load | Store | Compute
+
+KEPT = 256  # kernels, and loop bodies with their slots, of which what was found out is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +106,19 @@ def segments(kernel: Kernel, schedule: Schedule) -> tuple[Segment, ...]:
     """
     groups = _worker_groups(kernel, schedule)
     out: list[Segment] = []
-    for loops, loop, body in _pieces(kernel.body, ()):
-        cut = phases(body)
+    for loops, loop, cut in _cut(Same(kernel)):
         order = None if loop is None else schedule.orders.get(loop.index)
         if loop is not None and order is not None:
             _check_order(f"kernel {kernel.name}, loop {loop.index}", cut, order)
         slots = {} if loop is None else schedule.slots(tuple(p.name for p in cut if p.copy))
         out.append(Segment(len(out), loops, loop, cut, order or default_order(cut, slots, groups)))
     return tuple(out)
+
+
+@lru_cache(maxsize=KEPT)
+def _cut(kernel: Same[Kernel]) -> tuple[tuple[tuple[Loop, ...], Loop | None, tuple[Phase, ...]], ...]:
+    """(loops around, own loop, phases) of each piece of a kernel, which no schedule changes."""
+    return tuple((around, loop, phases(body)) for around, loop, body in _pieces(kernel.value.body, ()))
 
 
 def nests(parts: Sequence[Segment], depth: int = 0) -> Iterator[tuple[Loop | None, tuple[Segment, ...]]]:
@@ -207,6 +216,12 @@ def edges(cut: Sequence[Phase], slots: Mapping[str, int]) -> tuple[Edge, ...]:
     that writes a tile comes after those that used its last value in the same iteration; a tile with S slots may be
     overwritten once its users of S iterations ago have ended.
     """
+    return _edges(Same(cut), tuple(slots.items()))
+
+
+@lru_cache(maxsize=KEPT)
+def _edges(of: Same[Sequence[Phase]], slots_of: tuple[tuple[str, int], ...]) -> tuple[Edge, ...]:
+    cut, slots = of.value, dict(slots_of)
     out: list[Edge] = []
     for n, phase in enumerate(cut):
         for tile in sorted(phase.reads):

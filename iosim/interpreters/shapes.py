@@ -175,9 +175,11 @@ class Shapes:
         """What the phases of a segment do in each of `count` cells."""
         if not count:
             return []
-        told = [np.where(_runs(node, cells), _bytes(node, cells), -1) for node in leaves(part)]
-        varying = [column for column in told if column.ndim]
         labels, first = [0] * count, [0]
+        varying: list[Ints] = []
+        if count > 1:
+            told = (np.where(_runs(node, cells), _bytes(node, cells), -1) for node in leaves(part))
+            varying = [column for column in told if column.ndim]
         if varying:
             _, where, inverse = np.unique(np.stack(varying, 1), axis=0, return_index=True, return_inverse=True)
             labels, first = inverse.reshape(-1).tolist(), where.tolist()

@@ -11,7 +11,7 @@ worked out at one time.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Ints: TypeAlias = NDArray[np.int64]
+    Tags: TypeAlias = NDArray[Any]  # short whole numbers where they do
     Bools: TypeAlias = NDArray[np.bool_]
 
 
@@ -78,8 +79,10 @@ class Cache:
         home = (mixed >> np.uint64(40)).astype(np.int64) % self.partitions
         of_set = (mixed % np.uint64(self.sets)).astype(np.int64)
         order, ends = _rounds(of_set, self.sets)
-        tags, sets, homes, asked = (x[order] for x in (units + 1, of_set, home, asks))
-        held = np.zeros((self.ways, self.partitions * self.sets), np.int64)
+        short = np.int32 if units.max(initial=0) < 2**31 - 1 else np.int64  # half of what has to be moved
+        tags: Tags = (units + 1).astype(short)[order]
+        sets, homes, asked = (x[order] for x in (of_set, home, asks))
+        held = np.zeros((self.ways, self.partitions * self.sets), short)
         first = 0
         for end in ends.tolist():
             part = slice(first, end)
@@ -88,7 +91,7 @@ class Cache:
             first = end
         return Outcome(missed, reached)
 
-    def _round(self, held: Ints, tag: Ints, of_set: Ints, home: Ints, asks: Ints) -> tuple[Bools, Bools]:
+    def _round(self, held: Tags, tag: Tags, of_set: Ints, home: Ints, asks: Ints) -> tuple[Bools, Bools]:
         """(missed, reached) of accesses that are each to another set; `held` are the units in the cache."""
         come = (asks == 0) | ((asks >> home) & 1 == 1)
         for away in range(1, self.partitions):
@@ -110,7 +113,7 @@ def _rounds(of_set: Ints, sets: int) -> tuple[Ints, Ints]:
     return sorted_by(turn), np.cumsum(np.bincount(turn))
 
 
-def _touch(held: Ints, rows: Ints, tags: Ints) -> Bools:
+def _touch(held: Tags, rows: Ints, tags: Tags) -> Bools:
     """Look `tags` up in the sets `rows`, all of them different, and put each in front; whether it was there.
 
     `held` is (ways, sets), the most recent way first.

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
 
 from iosim.errors import InputError
 from iosim.hardware import Hardware
-from iosim.pipeline import Leaf, Segment, nests, segments
+from iosim.pipeline import KEPT, Leaf, Segment, nests, segments
 from iosim.program import Compute, Kernel, Load, Program, reads, tile_of, tiles, walk, writes
+from iosim.same import Same
 from iosim.schedule import Place, Schedule
 
 # Registers of a thread that hold addresses, counters and temporaries rather than tiles: 20 to 40 in the Triton
@@ -108,8 +111,12 @@ def _reads_registers(hardware: Hardware) -> bool:
 
 def footprint(kernel: Kernel, schedule: Schedule, hardware: Hardware) -> Footprint:
     """SRAM, registers, threads and resident blocks of one kernel."""
-    schedule = schedule.of(kernel.name)
-    hardware = hardware.with_units(schedule.units)
+    return _footprint(Same(kernel), schedule.of(kernel.name), Same(hardware))
+
+
+@lru_cache(maxsize=4096)
+def _footprint(of: Same[Kernel], schedule: Schedule, on: Same[Hardware]) -> Footprint:
+    kernel, hardware = of.value, on.value.with_units(schedule.units)
     places = placement(kernel, schedule, hardware)
     parts = segments(kernel, schedule)
     items = _sram_items(parts, places, schedule)
@@ -152,10 +159,15 @@ def footprints(program: Program, schedule: Schedule, hardware: Hardware) -> dict
 
     Raises InputError where the schedule places a tile that no kernel has.
     """
-    known = {tile.name for k in program.kernels for node, _ in walk(k.body) for tile in tiles(node)}
+    known = {name for k in program.kernels for name in _tile_names(Same(k))} if schedule.place else set()
     if unknown := sorted(schedule.place.keys() - known):
         raise InputError(f"place: the program has no tile {unknown[0]!r} (it has {', '.join(sorted(known))})")
     return {k.name: footprint(k, schedule.of(k.name), hardware) for k in program.kernels}
+
+
+@lru_cache(maxsize=KEPT)
+def _tile_names(kernel: Same[Kernel]) -> frozenset[str]:
+    return frozenset(tile.name for node, _ in walk(kernel.value.body) for tile in tiles(node))
 
 
 def resident_blocks(hardware: Hardware, sram: int, tmem: int, registers: int, threads: int) -> tuple[int, str]:
@@ -234,6 +246,8 @@ def _peak_bytes(parts: Sequence[Segment], places: Places, place: Place) -> int:
     A tile lives from its first write to its last use, through the whole of a loop that it is not made in or that gives
     it several buffers.  An elementwise result takes the room of an argument that ends there; a matrix product cannot.
     """
+    if place not in places.values():
+        return 0
     lines = list(_lines(parts))
     around: dict[int, tuple[int, int]] = {}  # first and last line of each loop, by its id
     for at, (part, _) in enumerate(lines):
@@ -254,15 +268,13 @@ def _peak_bytes(parts: Sequence[Segment], places: Places, place: Place) -> int:
                 if id(loop) not in inside or (slots > 1 and loop is part.loop):
                     first, last = min(first, around[id(loop)][0]), max(last, around[id(loop)][1])
             span[tile.name] = first, max(last, span.get(tile.name, (at, at))[1])
-    return max((_alive(span, size, at, node) for at, (_, node) in enumerate(lines)), default=0)
+    change = [0] * (len(lines) + 1)  # bytes that come alive at a line, less those that end before it
+    for name, (first, last) in span.items():
+        change[first] += size[name]
+        change[last + (0 if _gives_room(lines[last][1], name) else 1)] -= size[name]
+    return max(accumulate(change))
 
 
-def _alive(span: Mapping[str, tuple[int, int]], size: Mapping[str, int], at: int, node: Leaf) -> int:
-    """Bytes of the tiles that are alive while line `at`, which is `node`, runs."""
-    ends = isinstance(node, Compute) and node.op != "matmul"
-    made = writes(node) - reads(node)
-    return sum(
-        size[name]
-        for name, (first, last) in span.items()
-        if first <= at <= last and not (ends and last == at and name not in made)
-    )
+def _gives_room(node: Leaf, name: str) -> bool:
+    """Whether a tile that `node` is the last to use is gone while it runs."""
+    return isinstance(node, Compute) and node.op != "matmul" and name not in writes(node) - reads(node)

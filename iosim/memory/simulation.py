@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -91,33 +91,34 @@ class _Accesses(NamedTuple):
     unit: Ints
     bytes: Ints
     asks: Ints
-    flow: Ints
-    fetches: Ints  # 0 where what is missed need not be read
-    dirties: Ints
+    flow: NDArray[np.int32]
+    fetches: NDArray[np.bool_]  # where what is missed has to be read
+    dirties: NDArray[np.bool_]
 
 
 def _accesses(asked: Sequence[Requests], units: Mapping[str, Units]) -> _Accesses:
-    parts: list[tuple[Ints, ...]] = []
+    parts: list[tuple[NDArray[Any], ...]] = []
+    stores = np.array([isinstance(r.node, Store) for r in asked], bool)
+    fetches = np.array([not isinstance(r.node, Store) or r.node.add for r in asked], bool)
     for number, r in enumerate(asked):
         request, unit, size = units[r.node.view.tensor.name].accesses(r)
-        store = isinstance(r.node, Store)
-        asks = np.zeros_like(request) if store else r.partitions[request]
-        fetches = not isinstance(r.node, Store) or r.node.add
-        parts.append((r.step[request], unit, size, asks, *(np.full_like(request, x) for x in (number, fetches, store))))
+        asks = np.zeros_like(request) if stores[number] else r.partitions[request]
+        parts.append((r.step[request], unit, size, asks, np.full(len(request), number, np.int32)))
     step, *rest = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = sorted_by(step)
-    return _Accesses(*(column[order] for column in rest))
+    unit, size, asks, flow = (column[order] for column in rest)
+    return _Accesses(unit, size, asks, flow, fetches[flow], stores[flow])
 
 
 def _moved(a: _Accesses, flows: int, cache: Cache) -> list[tuple[int, int]]:
     """(read, written) by flow: each unit that is missed is read, and each that was made dirty is written once."""
     missed, reached = cache.run(a.unit, a.asks)
-    read = np.bincount(a.flow, a.bytes * (missed & reached & (a.fetches > 0)), flows)
+    read = np.bincount(a.flow, a.bytes * (missed & reached & a.fetches), flows)
     # A unit stays from one miss to the next; the first access that makes it dirty in that time is what is written.
     there = np.flatnonzero(reached)
-    by_unit = there[np.argsort(a.unit[there], kind="stable")]
+    by_unit = there[sorted_by(a.unit[there])]
     stay = np.cumsum(missed[by_unit])
-    dirty = a.dirties[by_unit] > 0
+    dirty = a.dirties[by_unit]
     first = np.unique(stay[dirty], return_index=True)[1]
     written_at = by_unit[dirty][first]
     written = np.bincount(a.flow[written_at], a.bytes[written_at], flows)

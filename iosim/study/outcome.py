@@ -18,6 +18,7 @@ from iosim.memory.cache import DeviceTraffic, behind_caches
 from iosim.memory.onchip import Footprint, footprints
 from iosim.parallel import cores
 from iosim.program import Program
+from iosim.same import Same
 from iosim.schedule import Schedule
 from iosim.study.run import (
     Note,
@@ -157,20 +158,7 @@ def _traffic(plan: Plan) -> DeviceTraffic:
         raise InputError(bad.complaint(plan.machine))
     resident = resident_on(plan.machine, prints)
     cache = (None, None) if last is None else (last.capacity_bytes, last.partitions)
-    return _behind(_Same(plan.program), plan.schedule, (cache, tuple(resident.items())), _Machine(plan.machine))
-
-
-class _Same:
-    """One program itself: what is found of it names its own nodes."""
-
-    def __init__(self, program: Program) -> None:
-        self.program = program
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.program is other.program
-
-    def __hash__(self) -> int:
-        return id(self.program)
+    return _behind(Same(plan.program), plan.schedule, (cache, tuple(resident.items())), _Machine(plan.machine))
 
 
 class _Machine:
@@ -188,9 +176,9 @@ class _Machine:
 
 @lru_cache(maxsize=32)
 def _behind(
-    of: _Same, schedule: Schedule, key: tuple[tuple[int | None, int | None], Items], machine: _Machine
+    of: Same[Program], schedule: Schedule, key: tuple[tuple[int | None, int | None], Items], machine: _Machine
 ) -> DeviceTraffic:
-    program = of.program
+    program = of.value  # itself: what is found of it names its own nodes
     multicast = {kernel.name: schedule.of(kernel.name).multicast for kernel in program.kernels}
     return behind_caches(program, ledger(program), machine.machine, dict(key[1]), schedule.descending, multicast)
 

@@ -16,7 +16,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from itertools import islice, product
+from itertools import islice, product, repeat, starmap
 from multiprocessing import get_context
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -455,8 +455,8 @@ def _best(
 
     while batch := list(islice(open_(), BATCH)):
         number += len(batch)
-        jobs = [(search, given, None if counts is None else counts + counts // SURE) for given, counts in batch]
-        timed += pool.map(_timed, jobs) if pool is not None else map(_timed, jobs)
+        jobs = [(given, None if counts is None else counts + counts // SURE) for given, counts in batch]
+        timed += starmap(search.run, jobs) if pool is None else pool.map(_timed, repeat(search), jobs)
         timed.sort(key=lambda c: c.order)
         for candidate in reversed(timed):
             best[candidate.stages] = candidate
@@ -465,9 +465,9 @@ def _best(
     return tuple(timed[:top]), tuple(best[stages] for stages in sorted(best)), number
 
 
-def _timed(job: tuple[Search, Given, int | None]) -> Candidate:
-    search, given, enough_ps = job
-    return (_shared(search) if isinstance(search.called, str) else search).run(given, enough_ps)
+def _timed(search: Search, job: tuple[Given, int | None]) -> Candidate:
+    """A candidate in a process of the pool."""
+    return _shared(search).run(*job)
 
 
 @lru_cache(maxsize=1)

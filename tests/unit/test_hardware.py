@@ -737,7 +737,7 @@ def test_profiles_are_found_in_a_checkout_and_in_a_wheel(tmp_path: Path) -> None
     for layout, profiles in (("checkout", "hw_profiles"), ("wheel", "iosim/hw_profiles")):
         root = tmp_path / layout
         (root / "iosim").mkdir(parents=True)
-        for module in ("hardware.py", "errors.py"):
+        for module in ("hardware.py", "errors.py", "same.py"):
             shutil.copy(package / module, root / "iosim")
         shutil.copytree(PROFILES, root / profiles)
         (root / "iosim" / "__init__.py").write_text("")

@@ -217,3 +217,21 @@ def test_what_fits_has_a_block_and_what_does_not_a_complaint(name: str) -> None:
         assert f.fits == (f.resident > 0 and f.registers <= (f.max_registers or f.registers))
         if not f.fits:
             assert hardware.name in replace(f).complaint(hardware)
+
+
+# ---------------------------------------------------------------- what is kept
+
+
+def test_what_is_kept_of_a_block_is_of_its_kernel_schedule_and_machine() -> None:
+    """Nothing that was found for one machine or schedule answers for another.
+
+    Q 16 KiB, K and V 16 KiB a buffer, P 8 KiB where it is staged: 88 of 192 KiB, 88 of 100, 56 of 192, and 80 with the
+    1 KiB that is reserved of 228.
+    """
+    s = Schedule(block_q=64, block_k=64)
+    program = flash2(Attention(n_q=4096, d=128), s)
+    small = replace(MP31, sram=replace(MP31.sram, capacity_bytes=100 * KIB, block_capacity_bytes=100 * KIB))
+    asked = [(s, MP31), (s, small), (replace(s, stages=(1,)), MP31), (replace(s, place={"p": "registers"}), H200)]
+    first = [footprints(program, *of)["attention"] for of in asked]
+    assert [f.resident for f in first] == [2, 1, 3, 2]
+    assert [footprints(program, *of)["attention"] for of in reversed(asked)] == first[::-1]
