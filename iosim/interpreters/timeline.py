@@ -20,8 +20,9 @@ import simpy
 
 from iosim.errors import InputError, nearest
 from iosim.hardware import Hardware, Power
-from iosim.interpreters.blocks import Block, Floor, Process, Processor, Stays, unroll
+from iosim.interpreters.blocks import Block, Course, Floor, Process, Processor
 from iosim.interpreters.engine import CAUSES, Arbiter, Bucket, FairShare, Log, Script, Spell, Turns, Unit
+from iosim.interpreters.jumps import Jumps
 from iosim.interpreters.ledger import Ledger
 from iosim.interpreters.model import Model
 from iosim.interpreters.recording import Recorder, Recording, Watch, lives
@@ -46,6 +47,7 @@ OUT_OF_STEP = (2, 5)  # of a request of all processors, see `_Fair.simulate`
 LONG = 32  # alike iterations of a loop that `fair` simulates one by one; more are extrapolated from 16 and 32
 LONG_OUTER = 8  # the same for a loop that has loops inside; more are extrapolated from 4 and 8
 CLOCK_STEPS = 4  # at most, in search of the clock that the power limit allows
+JUMP = True
 LIST_LIMIT = 200_000  # blocks that are placed one by one; for more, Graham's bound is tight enough
 
 
@@ -324,7 +326,7 @@ def _logs(model: Model, watched: bool = False) -> dict[tuple[str, int], Log]:
     return {key: Log(spans=[] if watched else None) for key in model.groups}
 
 
-def _finish(floor: Floor, scripted: bool = False) -> int:
+def _finish(floor: Floor, scripted: bool = False, jumps: Jumps | None = None) -> int:
     """Run all events, or those that a recording wants; returns the end in ps.
 
     Raises InputError where blocks wait for each other, or for a script.
@@ -333,7 +335,10 @@ def _finish(floor: Floor, scripted: bool = False) -> int:
         floor.env.step()
     if floor.record is not None and floor.record.enough:
         return int(floor.env.now)
-    floor.env.run()
+    if jumps is None:
+        floor.env.run()
+    else:
+        jumps.run()
     if floor.open:
         number, groups = next(iter(floor.open.items()))
         waits = "; ".join(text for group in groups if (text := group.where()))
@@ -423,8 +428,8 @@ class _Chip:
             for n in range(self.count)
         ]
         queue: Iterator[int] = iter(range(model.kernel.blocks))
-        stays = [unroll(kind.shape, len(model.parts)) for kind in model.classes]
-        kinds = [stays[c] for c in model.class_of_blocks().tolist()]
+        courses = [Course(kind.shape, len(model.parts)) for kind in model.classes]
+        kinds = [courses[c] for c in model.class_of_blocks().tolist()]
         logs: list[list[Mapping[tuple[str, int], Log]]] = []
         for slot in range(model.footprint.resident):
             logs.append([])
@@ -798,7 +803,11 @@ class _Fair:
         altogether.
         """
         floor, processors, logs = self.start(shape, kinds, rounds, fresh)
-        return summary(kinds, rounds, _finish(floor), floor.ended, processors, logs)
+        jumps = None
+        if JUMP:
+            jumps = Jumps(floor, processors, [log for own in logs for slot in own for log in slot.values()], LONG, LONG_OUTER)
+        end = _finish(floor, jumps=jumps)
+        return summary(kinds, rounds, end, floor, processors, logs)
 
     def start(
         self,
@@ -823,13 +832,13 @@ class _Fair:
             depth = later = blocks * max(self.model.totals(shape).busy.get(name, 0) for name in SHARED)
             fresh = False
         buckets = {name: Bucket(depth, 0 if fresh else -depth, [] if watched else None) for name in SHARED}
-        stays, numbers = unroll(shape, len(self.model.parts)), count() if numbers is None else numbers
+        numbers = count() if numbers is None else numbers
 
-        def take() -> Iterator[tuple[int, Stays]]:
+        def take() -> Iterator[tuple[int, Course]]:
             for n in range(rounds):
                 for bucket in buckets.values():
                     bucket.depth = max(bucket.depth, later if n else depth)
-                yield next(numbers), stays
+                yield next(numbers), Course(shape, len(self.model.parts))
 
         alone = len(kinds) == 1 and kinds[0][1] == 1
         processors: list[Processor] = []
@@ -846,7 +855,8 @@ class _Fair:
                     own = _logs(self.model, watched)
                     logs[processor.number].append(own)
                     start = self.model.hardware.start_ps * slot * self.count
-                    env.process(_slot(floor, processor, take(), own, start))
+                    place = env.process(_slot(floor, processor, take(), own, start))
+                    floor.owners[place] = (-1 - len(floor.owners),)
         return floor, processors, logs
 
     def record(self, watch: Watch) -> Recording:
@@ -872,7 +882,7 @@ class _Fair:
         floor, processors, logs = self.start(shape, kinds, 1, True, recorder, count(block, active))
         end = _finish(floor)
         if not recorder.enough:
-            summary(kinds, 1, end, floor.ended, processors, logs)
+            summary(kinds, 1, end, floor, processors, logs)
         units = processors[0].units
         chip = {name: unit.bucket.spans or [] for name, unit in units.items() if isinstance(unit, FairShare)}
         return _recording(model, recorder, model.iterations(shape), active, end, units, chip, logs[0])
@@ -915,21 +925,23 @@ def summary(
     kinds: Kinds,
     rounds: int,
     end: int,
-    ended: Sequence[int],
+    floor: Floor,
     processors: Sequence[Processor],
     logs: Sequence[Sequence[Mapping[tuple[str, int], Log]]],
 ) -> _Sample:
-    """What a simulation showed; `ended` are the ends of its blocks, `logs` those of each slot of each processor."""
+    """What a simulation that ended at `end` by its clock showed; `logs` are those of each slot of each processor."""
+    ended = floor.ended
     slots = sum(resident for _, resident in kinds)
     stalls: dict[str, dict[str, int]] = {name: dict.fromkeys(CAUSES, 0) for name in (*SHARED, *OWN)}
     occupied = 0
     for processor, own, (weight, _) in zip(processors, logs, kinds, strict=True):
         worker = next(iter(own[0].values()))
-        occupied += weight * max(log.ends[-1] for slot in own for log in slot.values())
+        occupied += weight * max(log.end for slot in own for log in slot.values())
         for name, unit in processor.units.items():
             unit.idle(end, worker)
             for cause, length in unit.stalls.items():
                 stalls[name][cause] += length * weight
+    end += floor.skipped
     first = ended[slots - 1] + (end - ended[-1])  # stores on their way when the last block has ended
     return _Sample(
         blocks=rounds * sum(weight * resident for weight, resident in kinds),
@@ -1076,7 +1088,7 @@ def largest_request(shape: Shape) -> int:
 def _slot(
     floor: Floor,
     processor: Processor,
-    take: Iterable[tuple[int, Stays]],
+    take: Iterable[tuple[int, Course]],
     logs: Mapping[tuple[str, int], Log],
     start: int,
 ) -> Process:
@@ -1084,7 +1096,7 @@ def _slot(
     for log in logs.values():
         log.state = "launch" if start else "tail"
     yield floor.env.timeout(start)  # all slots exist before the first takes a block
-    for n, (number, stays) in enumerate(take):
+    for n, (number, course) in enumerate(take):
         if n and not floor.model.schedule.persistent and floor.model.hardware.block_ps:
             for log in logs.values():
                 log.mark(int(floor.env.now))
@@ -1094,7 +1106,7 @@ def _slot(
             log.mark(int(floor.env.now))
             log.state = "data"
         warm = n > 0 and floor.model.schedule.persistent
-        yield from Block(floor, processor, stays, number, warm=warm).run(logs)
+        yield from Block(floor, processor, course, number, warm=warm).run(logs)
 
 
 def place_blocks(order: Sequence[int], spans: Sequence[Span], processors: int, resident: int) -> tuple[int, int]:
