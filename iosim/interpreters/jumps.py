@@ -2,13 +2,13 @@
 
 When a group begins an iteration, what is to come follows from the state relative to now: the events that are pending,
 in their order, with what they are for; the backlog of every unit; how far each group, phase and transfer is; and the
-idle time that is not booked to a cause yet, with what groups did in it.  Two equal states with p iterations between them
-mean that every p further iterations do the same, as long as all that they reach is alike.  A jump leaves k times p
+idle time that is not booked to a cause yet, with what groups did in it.  Two equal states with p iterations between
+them mean that every p further iterations do the same, as long as all that they reach is alike.  A jump leaves k times p
 iterations out and adds k times what the counters grew by; nothing else changes, so that a run with jumps ends with
-exactly what one without them does.  What units did not touch in between stays open and is made up for when they are
-next used.
+exactly what one without them does.  The idle time of units that nobody used in between stays open, and gets what was
+jumped over when they are next used.
 
-Where no state recurs in time the loop is taken to go on as it did last, which is not exact: see `Jumps.exact`.
+Where no state recurs in time the loop is taken to go on as it did last, which is not exact: see `Jumps`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,17 @@ import simpy
 
 from iosim.interpreters.blocks import Block, Carried, Course, Execution, Floor, Group, Processor, Stay
 from iosim.interpreters.engine import Bucket, Cause, FairShare, Log, Progress, Unit
+from iosim.interpreters.shapes import Iteration
 
 State: TypeAlias = tuple[Any, ...]
 Phases: TypeAlias = tuple[tuple[int, int], ...]  # (segment, number of the phase)
+
+
+PATIENCE = 4  # times the iterations after which a jump is due, until there is no hope for one
+
+
+class NoJumpError(Exception):
+    """A loop is long, and cannot be jumped over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +75,24 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Jump:
-    """`times` periods of so many iterations of a loop were left out; `trips` are left of it then."""
+    """`times` periods of so many iterations of a loop, each of `grown` ps, were left out; `trips` are left of it then.
 
-    inner: bool
+    `what` is iterated in it, None where it has loops inside.
+    """
+
+    what: Iteration | None
     period: int
     times: int
     trips: int
-    grown: tuple[int, ...]
+    grown: int
 
 
 class Jumps:
     """Runs a simulation with jumps.
 
     After `long` iterations of a loop without loops inside, or `outer` of one with some, in which no state recurred, the
-    loop goes on as in the later half of them; `exact` says that this never was.
+    loop goes on as in the later half of them; `exact` says that this never was.  Where it cannot, as blocks do not move
+    through their loops together, `refused` says so.
     """
 
     def __init__(
@@ -98,10 +110,10 @@ class Jumps:
         self.long, self.outer = long, outer
         self.visit, self.around = Scope(), Scope()
         self.made: list[Jump] = []
-        self.exact = True
+        self.exact, self.refused = True, False
 
     def run(self) -> None:
-        """Run all events."""
+        """Run all events; raises NoJumpError for a loop that cannot be jumped over."""
         env, floor = self.env, self.floor
         while (now := env.peek()) < float("inf"):
             while env.peek() == now:
@@ -145,6 +157,9 @@ class Jumps:
             scope.over = leap(before, now, exact=True)
         elif len(trail) >= budget:
             scope.over = leap(trail[-(budget // 2)], now, exact=False)
+            self.refused |= not scope.over
+            if len(trail) > PATIENCE * budget:
+                raise NoJumpError
         scope.seen[state, place] = now
         trail.append(now)
 
@@ -167,9 +182,9 @@ class Jumps:
         low = lead.turn
         if lead.at is not None:
             stay = lead.at[0]
-            under_way = [
-                (e.part, e.nth) for group in groups for e in group.running
-            ] + [(c.part, c.nth) for c in self.carried() if c.block is block]
+            under_way = [(e.part, e.nth) for group in groups for e in group.running] + [
+                (c.part, c.nth) for c in self.carried() if c.block is block
+            ]
             low = min(
                 [group.at[2] for group in groups if group.at is not None and group.at[0] is stay]
                 + [nth - stay.before[part] for part, nth in under_way if part == stay.part]
@@ -209,7 +224,8 @@ class Jumps:
             return e.part, e.phase, e.nth - bases[number][e.part], e.piece, id(e.work)
 
         def owner(event: simpy.Event) -> State:
-            process = event.callbacks[0].__self__  # type: ignore[index]  # all but transfers are waited for by one
+            wakes: Any = event.callbacks and event.callbacks[0]  # transfers apart, processes wait for events
+            process = wakes.__self__
             number, *rest = self.floor.owners[process]
             return (number, *(execution(one, number) if isinstance(one, Execution) else one for one in rest))
 
@@ -316,7 +332,7 @@ class Jumps:
             stay.shorten(stretch, times * period)
             course.before[stay.part] -= times * period
         stay, _, stretch, period = moved[0]
-        self._note(True, period, times, stay.stretches[stretch][0], before, now)
+        self._note(stay.stretches[stretch][1], period, times, stay.stretches[stretch][0], before, now)
         return True
 
     def over_visits(self, before: Snapshot, now: Snapshot, *, exact: bool) -> bool:
@@ -343,7 +359,7 @@ class Jumps:
         self.leap(before, now, times, exact=exact)
         for frame, period in moved:
             frame.left -= times * period
-        self._note(False, moved[0][1], times, moved[0][0].left, before, now)
+        self._note(None, moved[0][1], times, moved[0][0].left, before, now)
         return True
 
     @staticmethod
@@ -351,9 +367,11 @@ class Jumps:
         """A persistent block waits at its end for half of its stores, which is not the same for any number of them."""
         return bool(block.model.schedule.ahead) and old.leaving != new.leaving
 
-    def _note(self, inner: bool, period: int, times: int, trips: int, before: Snapshot, now: Snapshot) -> None:
+    def _note(
+        self, what: Iteration | None, period: int, times: int, trips: int, before: Snapshot, now: Snapshot
+    ) -> None:
         grown = now.time + now.skipped - before.time - before.skipped
-        self.made.append(Jump(inner, period, times, trips, (grown,)))
+        self.made.append(Jump(what, period, times, trips, grown))
 
     def leap(self, before: Snapshot, now: Snapshot, times: int, *, exact: bool) -> None:
         """Count what happened between two states so many times more."""
@@ -399,7 +417,7 @@ def _did(log: Log, now: int, window: int) -> list[tuple[Any, int]]:
             out[-1] = cause, out[-1][1] + length
         else:
             out.append((cause, length))
-    return out + [(tuple(causes.items()), now - at) for at, causes in log.jumps if at > now - window]
+    return out + [(tuple(causes.items()), now - at) for at, causes in log.jumps if now - window < at <= now]
 
 
 def _causes(log: Log, start: int, end: int) -> dict[Cause, int]:
