@@ -108,7 +108,8 @@ class Jumps:
         self.buckets = list({id(u.bucket): u.bucket for u in self.units if isinstance(u, FairShare)}.values())
         self.logs = list(logs)
         self.long, self.outer = long, outer
-        self.visit, self.around = Scope(), Scope()
+        self.visit = Scope()
+        self.around: dict[State, Scope] = {}  # by block and loops
         self.made: list[Jump] = []
         self.exact, self.refused = True, False
 
@@ -138,16 +139,12 @@ class Jumps:
             self.visit = Scope((*place, bounds[0]))
         around = first and any(frame.left > 1 for frame in block.course.frames)
         loops = (block.number, *(id(frame.shape) for frame in block.course.frames))
-        if around and self.around.where != loops:
-            self.around = Scope(loops)
+        outer = self.around.setdefault(loops, Scope()) if around else None
         inside = not self.visit.over and bounds[1] - lead.turn > 1
-        if not inside and not (around and not self.around.over):
-            return
-        snapshot, state = self.snapshot(), self.state()
-        if around and not self.around.over:
-            self.try_to(self.around, snapshot, state, self.inside(), self.outer)
+        if outer is not None and not outer.over:
+            self.try_to(outer, self.snapshot(), self.state(), self.inside(), self.outer)
         elif inside:
-            self.try_to(self.visit, snapshot, state, (), self.long)
+            self.try_to(self.visit, self.snapshot(), self.state(), (), self.long)
 
     def try_to(self, scope: Scope, now: Snapshot, state: State, place: State, budget: int) -> None:
         """Jump if `state` was there before, or if it is time to give up waiting for one that was."""

@@ -48,6 +48,7 @@ OUT_OF_STEP = (2, 5)  # of a request of all processors, see `_Fair.simulate`
 LONG = 128  # iterations of a loop in which its state must recur to be jumped over exactly, see jumps.py
 LONG_OUTER = 8  # the same for a loop that has loops inside
 SHORT = 32  # else so many, of blocks of many lengths, say how longer loops go on
+LONG_PATTERN = 4  # loops in turn that come again and again
 LONG_PERIOD = 8  # iterations, at most, after which it does so, where blocks of many lengths have to share simulations
 FEW_SHAPES, FEW_ITEMS = 4, 32  # that are simulated each for itself
 CLOCK_STEPS = 4  # at most, in search of the clock that the power limit allows
@@ -1054,11 +1055,29 @@ def cut(shape: Shape, rule: Rule, lacks: Counter[Iteration], times: int = 1) -> 
                     lacks[work] += (trips - rule.of(trips)) * times
             out.append(Visit(item.part, tuple((rule.of(trips), work) for trips, work in item.stretches)))
             continue
-        body, before = cut(item.body, rule, lacks, times * item.times), out[-1] if out else None
-        if isinstance(before, Repeat) and before.body == body:
-            out[-1] = Repeat(before.times + item.times, body)
+        out.append(Repeat(item.times, cut(item.body, rule, lacks, times * item.times)))
+    return folded(out)
+
+
+def folded(row: Sequence[Visit | Repeat]) -> Shape:
+    """The shape with runs of loops that come again and again, up to LONG_PATTERN of them in turn, as one loop."""
+    out: list[Visit | Repeat] = []
+    at = 0
+    while at < len(row):
+        best = 1, 1
+        for length in range(1, LONG_PATTERN + 1 if isinstance(row[at], Repeat) else 1):
+            pattern, times = row[at : at + length], 1
+            while len(pattern) == length and row[at + times * length : at + (times + 1) * length] == pattern:
+                times += 1
+            if times > 1 and times * length > best[0] * best[1]:
+                best = length, times
+        length, times = best
+        found = tuple(row[at : at + length])
+        if times > 1 and length == 1 and isinstance(loop := found[0], Repeat):
+            out.append(Repeat(loop.times * times, loop.body))
         else:
-            out.append(Repeat(item.times, body))
+            out += [Repeat(times, found)] if times > 1 else found
+        at += length * times
     return tuple(out)
 
 
