@@ -154,7 +154,8 @@ class Jumps:
             scope.over = leap(before, now, exact=True)
         elif len(trail) >= budget:
             scope.over = leap(trail[-(budget // 2)], now, exact=False)
-            self.refused |= not scope.over
+        if not scope.over and len(trail) >= budget:
+            self.refused = True
             if len(trail) > PATIENCE * budget:
                 raise NoJumpError
         scope.seen[state, place] = now

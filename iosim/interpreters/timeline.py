@@ -80,7 +80,8 @@ class KernelTime:
 
     `waves` and the launch add up to the makespan where alike blocks run in waves (`fair` only); empty elsewhere.
 
-    `spread_pct` says how far the `chip` fidelity may be from this time; 0 where this is it.
+    `spread_pct` says how far the `chip` fidelity may be from this time; 0 where this is it.  `extrapolated` says that
+    the state of a long loop did not recur in time, so that the loop was taken to go on as it had done last.
     """
 
     name: str
@@ -93,6 +94,7 @@ class KernelTime:
     footprint: Footprint
     spread_pct: int
     waves: tuple[Wave, ...] = ()
+    extrapolated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +147,16 @@ def timeline(
     script: Script | None = None,
     watch: Watch | None = None,
     enough_ps: int | None = None,
+    jump: bool = True,
 ) -> Timeline:
     """Run `program` on `hardware`; `traffic` says how much of each load and store reaches DRAM.
 
     With `record` the result carries the order in which every unit served (`chip` only); with `script` that order is
     kept, which makes the run monotone in every rate.  `watch` asks for recordings, which simulations of their own make:
     in `fair` of a processor full of alike blocks, the first that it gets.  Of a kernel that takes more than `enough_ps`
-    at its highest clock nobody wants to know how much more a lower one takes.  Raises CapacityError for a block that
-    does not fit, InputError for an unknown fidelity or a machine that lacks a number which time needs.
+    at its highest clock nobody wants to know how much more a lower one takes.  Without `jump`, `fair` simulates every
+    iteration of every loop: the same unless `extrapolated`, later.  Raises CapacityError for a block that does not fit,
+    InputError for an unknown fidelity or a machine that lacks a number which time needs.
     """
     if fidelity not in FIDELITIES:
         raise InputError(f"fidelity: {fidelity!r} is not one of {', '.join(FIDELITIES)}{nearest(fidelity, FIDELITIES)}")
@@ -178,7 +182,7 @@ def timeline(
             if not model.footprint.resident:
                 raise CapacityError(model.footprint.complaint(machine))
             if fidelity == "fair":
-                fair = _Fair(model)
+                fair = _Fair(model, jump=jump)
                 return fair.with_waves(fair.run())
             if record:
                 attempts.append(Script())
@@ -552,6 +556,9 @@ class Rule(NamedTuple):
         return trips if trips < self.base else self.base + (trips - self.base) % self.period
 
 
+UNCUT = Rule(2**62, 1, 1, 2**62)
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """Shapes that differ only in the trips of long runs: `shape` with these cut short, `what` is iterated in them.
@@ -591,14 +598,13 @@ class _Line:
         return np.maximum(found, 0)
 
     def stalls(self, blocks: int, lacks: Sequence[int]) -> _Stalls:
-        """Stalls of so many blocks together; `lacks` of each run are sums over them."""
+        """Stalls of so many blocks, times those of a sample; `lacks` of each run are sums over them."""
 
         def line(name: str, cause: str) -> int:
             one = self.base.stalls[name][cause]
             more = zip(self.runs, lacks, strict=True)
             grown = ((b.stalls[name][cause] - a.stalls[name][cause]) * n // step for (a, b, step), n in more)
-            all_ = blocks * one + sum(grown)
-            return max(0, all_ // self.base.blocks)
+            return max(0, blocks * one + sum(grown))
 
         return {name: {cause: line(name, cause) for cause in CAUSES} for name in self.base.stalls}
 
@@ -606,8 +612,8 @@ class _Line:
 class _Fair:
     """One processor of each kind, at its fair share of the memory."""
 
-    def __init__(self, model: Model, long: int | None = None) -> None:
-        self.model = model
+    def __init__(self, model: Model, long: int | None = None, *, jump: bool = True) -> None:
+        self.model, self.jump = model, jump
         self.long = LONG if long is None else long
         self.count = model.hardware.processors or 0
         self.known: dict[_Asked, _Sample] = {}
@@ -626,6 +632,7 @@ class _Fair:
         makespan = max(makespan, least)
         units = {name: self.books(name, busy[name], seen[name], makespan, occupied) for name in busy}
         time = _kernel_time(self.model, makespan, active, units, self.spread_pct(resident))
+        time = replace(time, extrapolated=not self.exact)
         return _Run(self.model, time, whole.moved)
 
     def at_least(self) -> int:
@@ -758,11 +765,13 @@ class _Fair:
         A few shapes are simulated as they are.  Of many, one of the longest says after how many iterations the state
         recurs: blocks whose trips leave the same rest when divided by that differ in whole periods.
         """
+        if not self.jump:
+            return UNCUT
         if len(shapes) <= FEW_SHAPES and all(items(shape) <= FEW_ITEMS for shape in shapes):
             with suppress(NoJumpError):
                 for shape in shapes:
                     self.simulated(shape, kinds, rounds, fresh, self.long)
-                return Rule(2**62, 1, 1, self.long)  # nothing is cut
+                return UNCUT._replace(long=self.long)
         long = min(self.long, SHORT)
         probe = near(cut(max(shapes, key=self.model.iterations), Rule(2 * long, 1, 1, long), Counter()))
         found = self.simulated(probe, kinds, rounds, fresh, long)
@@ -796,7 +805,8 @@ class _Fair:
             for name, causes in seen.items():
                 for cause, time in causes.items():
                     out[name][cause] += time
-        return out
+        blocks = rounds * sum(weight * each for weight, each in kinds)  # of every sample
+        return {name: {cause: time // blocks for cause, time in causes.items()} for name, causes in out.items()}
 
     def line(self, family: Family, rule: Rule, kinds: Kinds, rounds: int, fresh: bool) -> _Line:
         """The line of a family: exact where its state recurs as the rule says, in each visit of a run alike."""
@@ -823,7 +833,8 @@ class _Fair:
             for read in (lambda s: s.first, lambda s: s.steady, lambda s: s.occupied)
         )
         blocks, least = line.base.blocks, int(self.least(family, kinds)[0])
-        stalls = line.stalls(blocks, [n * blocks for n in family.lacks[0].tolist()])
+        all_ = line.stalls(blocks, [n * blocks for n in family.lacks[0].tolist()])
+        stalls = {name: {cause: time // blocks for cause, time in causes.items()} for name, causes in all_.items()}
         return _Sample(blocks, max(first, least), max(steady, least), occupied, line.ends, stalls)
 
     def least(self, family: Family, kinds: Kinds) -> Ints:
@@ -861,6 +872,8 @@ class _Fair:
         altogether.
         """
         floor, processors, logs = self.start(shape, kinds, rounds, fresh)
+        if not self.jump:
+            return summary(kinds, rounds, _finish(floor), floor, processors, logs)
         all_ = [log for own in logs for slot in own for log in slot.values()]
         jumps = Jumps(floor, processors, all_, long, LONG_OUTER)
         found = summary(kinds, rounds, _finish(floor, jumps=jumps), floor, processors, logs)
