@@ -142,14 +142,18 @@ class Jumps:
         outer = self.around.setdefault(loops, Scope()) if around else None
         inside = not self.visit.over and bounds[1] - lead.turn > 1
         if outer is not None and not outer.over:
-            self.try_to(outer, self.snapshot(), self.state(), self.inside(), self.outer)
+            where = tuple(self.inside(groups[0]) for groups in self.floor.open.values())
+            self.try_to(outer, self.snapshot(), (*self.state(), where), where[0], self.outer)
         elif inside:
             self.try_to(self.visit, self.snapshot(), self.state(), (), self.long)
 
     def try_to(self, scope: Scope, now: Snapshot, state: State, place: State, budget: int) -> None:
-        """Jump if `state` was there before, or if it is time to give up waiting for one that was."""
+        """Jump if `state` was there before, or if it is time to give up waiting for one that was.
+
+        `place` is where in the loops around it the first block is.
+        """
         leap = self.over_trips if scope is self.visit else self.over_visits
-        before, trail = scope.seen.get((state, place)), scope.trails.setdefault(place, [])
+        before, trail = scope.seen.get(state), scope.trails.setdefault(place, [])
         if before is not None and self.recurs(before, now):
             scope.over = leap(before, now, exact=True)
         elif len(trail) >= budget:
@@ -158,7 +162,7 @@ class Jumps:
             self.refused = True
             if len(trail) > PATIENCE * budget:
                 raise NoJumpError
-        scope.seen[state, place] = now
+        scope.seen[state] = now
         trail.append(now)
 
     # ------------------------------------------------------------------ states
@@ -275,15 +279,12 @@ class Jumps:
             tuple(block(groups[0].block) for groups in self.floor.open.values()),
         )
 
-    def inside(self) -> State:
-        """Where blocks are in the visits that they make now, and in the loops around these."""
-        out = []
-        for groups in self.floor.open.values():
-            lead = groups[0]
-            course = lead.block.course
-            stays = tuple((stay.part, stay.stretches) for stay in course.stays[lead.visit :])
-            out.append((lead.turn, stays, tuple((id(frame.shape), frame.at) for frame in course.frames)))
-        return tuple(out)
+    @staticmethod
+    def inside(lead: Group) -> State:
+        """Where a block is in the visit that it makes now, and in the loops around that."""
+        course = lead.block.course
+        stays = tuple((stay.part, stay.stretches) for stay in course.stays[lead.visit :])
+        return lead.turn, stays, tuple((id(frame.shape), frame.at) for frame in course.frames)
 
     def recurs(self, before: Snapshot, now: Snapshot) -> bool:
         """Whether two states with one key agree in the idle time that is not booked yet as well."""

@@ -47,7 +47,7 @@ OWN = ("copy", "sram", "matrix", "exp", "alu", "vector", "issue")
 OUT_OF_STEP = (2, 5)  # of a request of all processors, see `_Fair.simulate`
 LONG = 128  # iterations of a loop in which its state must recur to be jumped over exactly, see jumps.py
 LONG_OUTER = 8  # the same for a loop that has loops inside
-SHORT = 32  # else so many, of blocks of many lengths, say how longer loops go on
+SHORT = 32  # the same where that has to be found out often: in loops inside, and for blocks of many lengths
 LONG_PATTERN = 4  # loops in turn that come again and again
 LONG_PERIOD = 8  # iterations, at most, after which it does so, where blocks of many lengths have to share simulations
 FEW_SHAPES, FEW_ITEMS = 4, 32  # that are simulated each for itself
@@ -767,11 +767,14 @@ class _Fair:
         """
         if not self.jump:
             return UNCUT
-        if len(shapes) <= FEW_SHAPES and all(items(shape) <= FEW_ITEMS for shape in shapes):
+        nested = any(isinstance(item, Repeat) for shape in shapes for item in shape)
+        out_of_step = nested and any(each > 1 for _, each in kinds)  # blocks are in their inner loops by turns
+        if len(shapes) <= FEW_SHAPES and all(items(shape) <= FEW_ITEMS for shape in shapes) and not out_of_step:
             with suppress(NoJumpError):
+                whole = UNCUT._replace(long=min(self.long, SHORT) if nested else self.long)
                 for shape in shapes:
-                    self.simulated(shape, kinds, rounds, fresh, self.long)
-                return UNCUT._replace(long=self.long)
+                    self.simulated(shape, kinds, rounds, fresh, whole.long)
+                return whole
         long = min(self.long, SHORT)
         probe = near(cut(max(shapes, key=self.model.iterations), Rule(2 * long, 1, 1, long), Counter()))
         found = self.simulated(probe, kinds, rounds, fresh, long)
