@@ -11,7 +11,7 @@ import simpy
 from iosim.interpreters.engine import Arbiter, Cause, Log, Progress, Unit, Who, later
 from iosim.interpreters.model import Action, Model, Task
 from iosim.interpreters.recording import Recorder
-from iosim.interpreters.shapes import Iteration, Lengths, Shape, Transfer, Visit
+from iosim.interpreters.shapes import Iteration, Lengths, Shape, Stretch, Transfer, Visit, Work
 
 Process: TypeAlias = Generator[simpy.Event, Any, None]
 
@@ -30,7 +30,8 @@ class Floor:
 
     `scripted`: units serve in the order of a script, or make one.  `record` is told what happens, if it is wanted.
     `moved` are bytes by (tensor, direction), `ended` the times at which blocks ended, `open` the groups of those that
-    have not.
+    have not.  `skipped` ps were jumped over, see jumps.py; `pulse` is the group that began an iteration of a loop last,
+    `owners` says whose a simpy process is: these are what jumps need to know.
     """
 
     env: simpy.Environment
@@ -41,6 +42,9 @@ class Floor:
     moved: dict[tuple[str, str], int] = field(default_factory=dict)
     ended: list[int] = field(default_factory=list)
     open: dict[int, list[Group]] = field(default_factory=dict)
+    skipped: int = 0
+    pulse: Group | None = None
+    owners: dict[simpy.Process, tuple[Any, ...]] = field(default_factory=dict)
 
     def add(self, transfer: Transfer) -> None:
         """Count what a transfer moves."""
@@ -48,37 +52,113 @@ class Floor:
         self.moved[key] = self.moved.get(key, 0) + transfer.bytes
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Stay:
-    """A visit of segment number `part`, iteration by iteration.
+    """A visit of segment number `part`, its iterations in stretches of alike ones.
 
     `before` has, for each segment, how many iterations the block ran before.
     """
 
     part: int
-    work: Sequence[Iteration]
+    stretches: tuple[Stretch, ...]
     before: Sequence[int]
+    trips: int = 0
+
+    def __post_init__(self) -> None:
+        self.trips = sum(trips for trips, _ in self.stretches)
+
+    def work(self, u: int) -> Iteration:
+        """What the phases do in iteration u."""
+        for trips, iteration in self.stretches:
+            if u < trips:
+                return iteration
+            u -= trips
+        raise IndexError(u)
+
+    def shorten(self, stretch: int, trips: int) -> None:
+        """Leave out so many iterations at the end of a stretch."""
+        cut = tuple((n - trips * (i == stretch), iteration) for i, (n, iteration) in enumerate(self.stretches))
+        self.stretches, self.trips = cut, self.trips - trips
 
 
-Stays: TypeAlias = Sequence[Stay]  # what a block does
+@dataclass(slots=True)
+class Frame:
+    """Where a course is in a shape: at item number `at`, with `left` iterations of all of it to come, this one too."""
+
+    shape: Shape
+    left: int
+    at: int = 0
 
 
-def unroll(shape: Shape, parts: int) -> Stays:
-    """The iterations of a shape of so many parts one by one."""
-    out: list[Stay] = []
-    before = [0] * parts
+class Course:
+    """What a block does, visit by visit, made as far as its groups have come."""
 
-    def add(items: Shape) -> None:
-        for item in items:
+    def __init__(self, shape: Shape, parts: int) -> None:
+        self.stays: list[Stay] = []
+        self.frames = [Frame(shape, 1)]
+        self.before = [0] * parts
+
+    def __call__(self, n: int) -> Stay | None:
+        """Visit number n, None after the last."""
+        while len(self.stays) <= n:
+            visit = self._next()
+            if visit is None:
+                return None
+            self.stays.append(Stay(visit.part, visit.stretches, tuple(self.before)))
+            self.before[visit.part] += self.stays[-1].trips
+        return self.stays[n]
+
+    def _next(self) -> Visit | None:
+        while self.frames:
+            frame = self.frames[-1]
+            if frame.at == len(frame.shape):
+                frame.at, frame.left = 0, frame.left - 1
+                if not frame.left:
+                    self.frames.pop()
+                continue
+            item = frame.shape[frame.at]
+            frame.at += 1
             if isinstance(item, Visit):
-                out.append(Stay(item.part, [work for n, work in item.stretches for _ in range(n)], tuple(before)))
-                before[item.part] += len(out[-1].work)
-            else:
-                for _ in range(item.times):
-                    add(item.body)
+                return item
+            self.frames.append(Frame(item.body, item.times))
+        return None
 
-    add(shape)
-    return out
+
+@dataclass(slots=True, eq=False)
+class Carried:
+    """A transfer on its way: `missing` units have not said when they are done with it, the others will be by `last`.
+
+    It is number `k` of what group `rank` moves in a phase, by number, of iteration `nth` of segment `part`.
+    """
+
+    block: Block
+    part: int
+    phase: int
+    nth: int
+    rank: int
+    k: int
+    latency: int
+    done: Callable[[], None]
+    missing: int
+    last: int = 0
+
+    def until(self, end: int) -> None:
+        """A unit is done with it at `end`."""
+        self.missing, self.last = self.missing - 1, max(self.last, end)
+        if not self.missing:
+            env = self.block.env
+            later(env, self.last + self.latency - int(env.now), self.done, self)
+
+
+@dataclass(slots=True, eq=False)
+class Execution:
+    """A phase that runs, by its number, and the number of the piece that it is in."""
+
+    part: int
+    phase: int
+    nth: int
+    work: Work
+    piece: int = -1
 
 
 class Block:
@@ -88,8 +168,8 @@ class Block:
     follows another in a persistent kernel: its first copies were under way before, and only their bytes take time.
     """
 
-    def __init__(self, floor: Floor, processor: Processor, stays: Stays, number: int, *, warm: bool = False) -> None:
-        self.floor, self.processor, self.stays, self.number, self.warm = floor, processor, stays, number, warm
+    def __init__(self, floor: Floor, processor: Processor, course: Course, number: int, *, warm: bool = False) -> None:
+        self.floor, self.processor, self.course, self.number, self.warm = floor, processor, course, number, warm
         self.env, self.model = floor.env, floor.model
         mine = floor.record is not None and floor.record.processor == processor.number
         self.record = floor.record if mine else None
@@ -98,15 +178,20 @@ class Block:
         self.done = [[[Progress() for _ in workers] for _ in tasks] for tasks in self.model.tasks]
         self.turns: dict[tuple[int, str, int], Progress] = {}
         self.leaving, self.left = 0, Progress()
+        self.groups: list[Group] = []
         self.here: dict[str, Progress] = {}
 
     def run(self, logs: Mapping[tuple[str, int], Log]) -> Process:
         """Run the block to its end; `logs` has a log for each (role, rank)."""
-        groups = [Group(self, role, rank, log) for (role, rank), log in logs.items()]
+        self.groups = groups = [Group(self, role, rank, log) for (role, rank), log in logs.items()]
         self.floor.open[self.number] = groups
         if self.model.cycles("enter"):
             yield self.env.timeout(self.model.cycles("enter"))
-        yield self.env.all_of([self.env.process(group.run()) for group in groups])
+        processes = [self.env.process(group.run()) for group in groups]
+        self.floor.owners.update(zip(processes, ((self.number, n) for n in range(len(groups))), strict=True))
+        yield self.env.all_of(processes)
+        for process in processes:
+            del self.floor.owners[process]
         if self.model.cycles("leave"):
             yield self.env.timeout(self.model.cycles("leave"))
         now = int(self.env.now)
@@ -122,28 +207,19 @@ class Block:
             log.mark(now)
             log.state = "tail"
         del self.floor.open[self.number]
-        self.floor.ended.append(now)
+        self.floor.ended.append(now + self.floor.skipped)
 
     def turn(self, n: int, role: str, rank: int) -> Progress:
         """How often group `rank` of a role has been given the turn in segment n."""
         return self.turns.setdefault((n, role, rank), Progress())
 
-    def move(self, transfer: Transfer, who: Who | None, log: Log, latency: int, done: Callable[[], None]) -> None:
-        """Carry a transfer out on all units it needs; `done` is called when the bytes have arrived."""
-        env = self.env
-        missing, last = len(transfer.lengths), 0
-
-        def part(end: int) -> None:
-            nonlocal missing, last
-            missing, last = missing - 1, max(last, end)
-            if not missing:
-                later(env, last + latency - int(env.now), done)
-
-        if not missing:
-            later(env, latency, done)
+    def move(self, transfer: Transfer, who: Who | None, log: Log, carried: Carried) -> None:
+        """Carry a transfer out on all units it needs; `done` of `carried` is called when the bytes have arrived."""
+        if not transfer.lengths:
+            later(self.env, carried.latency, carried.done, carried)
         for name, length in transfer.lengths:
             unit = self.floor.shared.get(name) or self.processor.units[name]
-            unit.serve(env, who, self.number, length, log, part)
+            unit.serve(self.env, who, self.number, length, log, carried.until)
 
 
 @dataclass(slots=True)
@@ -155,25 +231,38 @@ class Group:
     rank: int
     log: Log
     at: tuple[Stay, Action, int] | None = None  # visit, step and iteration that it is at
+    visit: int = 0  # number of the visit
+    turn: int = 0  # round of its steps: each is in the iteration that is so much ahead of it
     flight: simpy.Process | None = None  # the last phase that it issued
+    running: list[Execution] = field(default_factory=list)  # phases that have not ended, in order
     synced: int = 0  # barriers that it has come to
 
     def run(self) -> Process:
-        for stay in self.block.stays:
-            steps = self.block.model.actions[stay.part].get(self.role, ())
-            trips = len(stay.work)
-            aheads = [step.ahead for step in steps] or [0]
-            for t in range(-max(aheads), trips - min(aheads)):
+        block = self.block
+        leads = not self.rank and not self.role
+        while (stay := block.course(self.visit)) is not None:
+            steps = block.model.actions[stay.part].get(self.role, ())
+            if not steps:
+                self.visit += 1
+                continue
+            aheads = [step.ahead for step in steps]
+            last, loop = min(aheads), block.model.parts[stay.part].loop is not None
+            self.turn = -max(aheads)
+            while self.turn < stay.trips - last:  # which a jump makes fewer
+                if leads and loop:
+                    block.floor.pulse = self
                 for step in steps:
-                    u = t + step.ahead
-                    if 0 <= u < trips:
+                    u = self.turn + step.ahead
+                    if 0 <= u < stay.trips:
                         self.at = stay, step, u
                         yield from self.step(stay, step, u)
-            end = stay.before[stay.part] + trips
+                self.turn += 1
+            end = stay.before[stay.part] + stay.trips
             for step in steps:  # nothing is in flight when the group leaves a segment
                 if step.verb == "issue" and step.task is not None and not step.task.phase.copy:
-                    self.at = stay, step, trips - 1
-                    yield from self.reach(self.block.done[stay.part][step.task.number][self.rank], end, step.task.cause)
+                    self.at = stay, step, stay.trips - 1
+                    yield from self.reach(block.done[stay.part][step.task.number][self.rank], end, step.task.cause)
+            self.visit += 1
         self.at = None
 
     # ------------------------------------------------------------------ steps
@@ -197,20 +286,25 @@ class Group:
             elif step.verb == "run":
                 yield from self.reach(block.arrived[n][task.number], nth + 1, "data")
         else:
-            work = stay.work[u][task.number]
+            work = stay.work(u)[task.number]
             if work.lengths or work.moves:  # else its guards leave all of it out
                 yield from self.ready(stay, task, nth)
+            execution = Execution(n, task.number, nth, work)
+            self.running.append(execution)
             if step.verb == "run":
-                yield from self.execute(stay, task, u, self.log)
+                yield from self.execute(execution, stay, task, u, self.log)
             else:
-                self.flight = block.env.process(self.after(self.flight, self.execute(stay, task, u, None)))
+                follows = self.after(self.flight, self.execute(execution, stay, task, u, None))
+                self.flight = block.env.process(follows)
+                block.floor.owners[self.flight] = (block.number, self.role, self.rank, execution)
 
-    @staticmethod
-    def after(before: simpy.Process | None, work: Process) -> Process:
+    def after(self, before: simpy.Process | None, work: Process) -> Process:
         """`work` when `before` has ended: what a group issues is done in order."""
         if before is not None and before.is_alive:
             yield before
         yield from work
+        if (own := self.block.env.active_process) is not None:
+            del self.block.floor.owners[own]
 
     def pass_turn(self, n: int, step: Action, nth: int) -> Process:
         block = self.block
@@ -248,14 +342,14 @@ class Group:
                     yield from self.reach(freed, stay.before[part], "buffer")
         self.log.mark(int(block.env.now))
         arrived = block.arrived[n][task.number]
-        moves = stay.work[u][task.number].moves
+        moves = stay.work(u)[task.number].moves
         early = block.warm and u < block.model.parts[n].order.slots.get(task.phase.name, 1)
         there = early and block.model.schedule.ahead
-        for transfer in moves:
+        for k, transfer in enumerate(moves):
             block.floor.add(transfer)
             latency = 0 if early else block.model.latency(transfer)
             done = (lambda: None) if there else (lambda: arrived.end(nth))
-            self.move(transfer, self.name(stay, task, u), latency, done)
+            self.move(transfer, self.name(stay, task, u), latency, done, (n, task.number, nth, k))
         if not moves or there:  # guarded out, or outside of its tensor
             arrived.end(nth)
         if step.verb == "run" or not block.model.hardware.copy.asynchronous:
@@ -273,27 +367,40 @@ class Group:
             if block.arrived[part][number].count < stay.before[part]:
                 yield from self.reach(block.arrived[part][number], stay.before[part], "data")
 
-    def move(self, transfer: Transfer, who: Who | None, latency: int, done: Callable[[], None]) -> None:
-        """Carry a transfer out, as the block does, and have it recorded."""
+    def move(
+        self,
+        transfer: Transfer,
+        who: Who | None,
+        latency: int,
+        done: Callable[[], None],
+        what: tuple[int, int, int, int],
+    ) -> None:
+        """Carry a transfer out, as the block does, and have it recorded.
+
+        `what` it is: segment, number of the phase, iteration and which of its transfers.
+        """
         block = self.block
         if block.record is not None and who is not None:
             done = block.record.flight(block.env, who, transfer, done)
-        block.move(transfer, who, self.log, latency, done)
+        part, phase, nth, k = what
+        carried = Carried(block, part, phase, nth, self.rank, k, latency, done, len(transfer.lengths))
+        block.move(transfer, who, self.log, carried)
 
-    def execute(self, stay: Stay, task: Task, u: int, log: Log | None) -> Process:
+    def execute(self, execution: Execution, stay: Stay, task: Task, u: int, log: Log | None) -> Process:
         """Book the phase's units, then send its stores on their way.
 
         `log` is the group's while it waits for the phase, None while the group goes on.  What it waits for comes piece
         by piece; what it has issued is in the queues of the units as a whole.
         """
         block, n = self.block, stay.part
-        nth, work = stay.before[n] + u, stay.work[u][task.number]
+        nth, work = execution.nth, execution.work
         env, units = block.env, block.processor.units
         who, start = self.name(stay, task, u), int(env.now)
         if log is not None:
             log.mark(start)
             log.state, log.who = task.cause, who
         for piece, (lengths, chain) in enumerate(block.model.cut(work, whole=log is None)):
+            execution.piece = piece
             now = int(env.now)
             end = now + chain
             if block.floor.scripted:
@@ -305,14 +412,16 @@ class Group:
                         end = booked
             yield env.timeout(max(0, end - int(env.now)))
         if work.cost.lag:
+            execution.piece = -1
             yield env.timeout(work.cost.lag)
+        self.running.remove(execution)
         if log is not None:
             log.mark(int(env.now))
             log.who = None
         if block.record is not None and who is not None:
             block.record.phase(who, start, int(env.now))
         for k, transfer in enumerate(work.moves):
-            self.send(transfer, self.name(stay, task, u, k))
+            self.send(transfer, self.name(stay, task, u, k), (n, task.number, nth, k))
         block.done[n][task.number][self.rank].end(nth)
 
     def piece(self, who: Who | None, lengths: Lengths) -> Process:
@@ -331,14 +440,14 @@ class Group:
         yield booked
         yield env.timeout(max(0, max(ends) - int(env.now)))
 
-    def send(self, whole: Transfer, who: Who | None) -> None:
+    def send(self, whole: Transfer, who: Who | None, what: tuple[int, int, int, int]) -> None:
         """This group's share of a store's bytes; the block's end waits for their arrival."""
         block = self.block
         part = whole.share(self.rank, block.model.workers)
         if part is not None:
             block.floor.add(part)
             block.leaving += 1
-            self.move(part, who, 0, lambda: block.left.end(block.left.count))
+            self.move(part, who, 0, lambda: block.left.end(block.left.count), what)
 
     # ------------------------------------------------------------------ small parts
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -25,9 +25,9 @@ def duration(amount: int, rate: int) -> int:
     return -(-amount * PICO // rate)
 
 
-def later(env: simpy.Environment, delay: int, go: Callable[[], None]) -> None:
-    """Call `go` after `delay` ps."""
-    timeout = env.timeout(delay)
+def later(env: simpy.Environment, delay: int, go: Callable[[], None], what: object = None) -> None:
+    """Call `go` after `delay` ps; `what` is waited for."""
+    timeout = env.timeout(delay, what)
     if timeout.callbacks is not None:  # None only once an event has been processed
         timeout.callbacks.append(lambda _: go())
 
@@ -67,7 +67,7 @@ class Log:
     """What one process did, as consecutive spans of time from 0 on, each with the cause that others would wait for.
 
     `state` is the cause of the span that is not closed yet, `who` the phase that the process is in.  A list in `spans`
-    is what a recording gets.
+    is what a recording gets.  `jumps` are times from which on more time passed than the clock shows, with its causes.
     """
 
     ends: list[int] = field(default_factory=lambda: [0])
@@ -75,6 +75,13 @@ class Log:
     state: Cause = "launch"
     who: Who | None = None
     spans: list[Spell] | None = None
+    jumps: list[tuple[int, Mapping[Cause, int]]] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        """When the last span was closed, the time that was jumped over before included."""
+        last = self.ends[-1]
+        return last + sum(sum(causes.values()) for at, causes in self.jumps if at < last)
 
     def mark(self, now: int) -> None:
         """Close the open span at `now`."""
@@ -133,7 +140,7 @@ class Turns:
 class Unit:
     """A server that works off requests in the order of their arrival, by arithmetic: no event of its own.
 
-    A list in `spans` is what a recording gets.
+    A list in `spans` is what a recording gets.  `jumps` is the number of jumps over time that its books have.
     """
 
     name: str
@@ -142,6 +149,7 @@ class Unit:
     busy: int = 0
     stalls: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
     spans: list[Spell] | None = None
+    jumps: int = 0
 
     def serve(
         self,
@@ -182,6 +190,10 @@ class Unit:
         """Book the time from `free` until then, if any, to what `log` says its process did."""
         if until <= self.free:
             return
+        for _, causes in log.jumps[self.jumps :]:
+            for cause, length in causes.items():
+                self.stalls[cause] += length
+        self.jumps = len(log.jumps)
         if self.spans is None and log.ends[-1] <= self.free:  # all of it in the open span
             self.stalls[log.state] += until - self.free
             self.free = until
@@ -302,7 +314,7 @@ class Bucket:
             self.serving = self.level > now
             then(end)
         if self.serving:
-            later(env, self.level - now, lambda: self._next(env))
+            later(env, self.level - now, lambda: self._next(env), self)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -10,22 +10,24 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import count, groupby
-from math import ceil
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from itertools import count
+from math import ceil, lcm
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 
 import simpy
 
 from iosim.errors import InputError, nearest
 from iosim.hardware import Hardware, Power
-from iosim.interpreters.blocks import Block, Floor, Process, Processor, Stays, unroll
+from iosim.interpreters.blocks import Block, Course, Floor, Process, Processor
 from iosim.interpreters.engine import CAUSES, Arbiter, Bucket, FairShare, Log, Script, Spell, Turns, Unit
+from iosim.interpreters.jumps import Jump, Jumps, NoJumpError
 from iosim.interpreters.ledger import Ledger
 from iosim.interpreters.model import Model
 from iosim.interpreters.recording import Recorder, Recording, Watch, lives
-from iosim.interpreters.shapes import Iteration, Repeat, Shape, Visit, visits
+from iosim.interpreters.shapes import Cost, Iteration, Repeat, Shape, Visit, visits
 from iosim.memory.cache import DeviceTraffic, DramFlow
 from iosim.memory.onchip import CapacityError, Footprint, on_matrix_unit
 from iosim.program import Compute, Kernel, Program, walk
@@ -43,8 +45,12 @@ FIDELITIES: tuple[Fidelity, ...] = get_args(Fidelity)
 SHARED = ("dram", "l2")
 OWN = ("copy", "sram", "matrix", "exp", "alu", "vector", "issue")
 OUT_OF_STEP = (2, 5)  # of a request of all processors, see `_Fair.simulate`
-LONG = 32  # alike iterations of a loop that `fair` simulates one by one; more are extrapolated from 16 and 32
-LONG_OUTER = 8  # the same for a loop that has loops inside; more are extrapolated from 4 and 8
+LONG = 128  # iterations of a loop in which its state must recur to be jumped over exactly, see jumps.py
+LONG_OUTER = 8  # the same for a loop that has loops inside
+SHORT = 32  # the same where that has to be found out often: in loops inside, and for blocks of many lengths
+LONG_PATTERN = 4  # loops in turn that come again and again
+LONG_PERIOD = 8  # iterations, at most, after which it does so, where blocks of many lengths have to share simulations
+FEW_SHAPES, FEW_ITEMS = 4, 32  # that are simulated each for itself
 CLOCK_STEPS = 4  # at most, in search of the clock that the power limit allows
 LIST_LIMIT = 200_000  # blocks that are placed one by one; for more, Graham's bound is tight enough
 
@@ -74,7 +80,8 @@ class KernelTime:
 
     `waves` and the launch add up to the makespan where alike blocks run in waves (`fair` only); empty elsewhere.
 
-    `spread_pct` says how far the `chip` fidelity may be from this time; 0 where this is it.
+    `spread_pct` says how far the `chip` fidelity may be from this time; 0 where this is it.  `extrapolated` says that
+    the state of a long loop did not recur in time, so that the loop was taken to go on as it had done last.
     """
 
     name: str
@@ -87,6 +94,7 @@ class KernelTime:
     footprint: Footprint
     spread_pct: int
     waves: tuple[Wave, ...] = ()
+    extrapolated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +147,16 @@ def timeline(
     script: Script | None = None,
     watch: Watch | None = None,
     enough_ps: int | None = None,
+    jump: bool = True,
 ) -> Timeline:
     """Run `program` on `hardware`; `traffic` says how much of each load and store reaches DRAM.
 
     With `record` the result carries the order in which every unit served (`chip` only); with `script` that order is
     kept, which makes the run monotone in every rate.  `watch` asks for recordings, which simulations of their own make:
     in `fair` of a processor full of alike blocks, the first that it gets.  Of a kernel that takes more than `enough_ps`
-    at its highest clock nobody wants to know how much more a lower one takes.  Raises CapacityError for a block that
-    does not fit, InputError for an unknown fidelity or a machine that lacks a number which time needs.
+    at its highest clock nobody wants to know how much more a lower one takes.  Without `jump`, `fair` simulates every
+    iteration of every loop: the same unless `extrapolated`, later.  Raises CapacityError for a block that does not fit,
+    InputError for an unknown fidelity or a machine that lacks a number which time needs.
     """
     if fidelity not in FIDELITIES:
         raise InputError(f"fidelity: {fidelity!r} is not one of {', '.join(FIDELITIES)}{nearest(fidelity, FIDELITIES)}")
@@ -172,7 +182,7 @@ def timeline(
             if not model.footprint.resident:
                 raise CapacityError(model.footprint.complaint(machine))
             if fidelity == "fair":
-                fair = _Fair(model)
+                fair = _Fair(model, jump=jump)
                 return fair.with_waves(fair.run())
             if record:
                 attempts.append(Script())
@@ -324,7 +334,7 @@ def _logs(model: Model, watched: bool = False) -> dict[tuple[str, int], Log]:
     return {key: Log(spans=[] if watched else None) for key in model.groups}
 
 
-def _finish(floor: Floor, scripted: bool = False) -> int:
+def _finish(floor: Floor, scripted: bool = False, jumps: Jumps | None = None) -> int:
     """Run all events, or those that a recording wants; returns the end in ps.
 
     Raises InputError where blocks wait for each other, or for a script.
@@ -333,7 +343,10 @@ def _finish(floor: Floor, scripted: bool = False) -> int:
         floor.env.step()
     if floor.record is not None and floor.record.enough:
         return int(floor.env.now)
-    floor.env.run()
+    if jumps is None:
+        floor.env.run()
+    else:
+        jumps.run()
     if floor.open:
         number, groups = next(iter(floor.open.items()))
         waits = "; ".join(text for group in groups if (text := group.where()))
@@ -423,8 +436,8 @@ class _Chip:
             for n in range(self.count)
         ]
         queue: Iterator[int] = iter(range(model.kernel.blocks))
-        stays = [unroll(kind.shape, len(model.parts)) for kind in model.classes]
-        kinds = [stays[c] for c in model.class_of_blocks().tolist()]
+        courses = [Course(kind.shape, len(model.parts)) for kind in model.classes]
+        kinds = [courses[c] for c in model.class_of_blocks().tolist()]
         logs: list[list[Mapping[tuple[str, int], Log]]] = []
         for slot in range(model.footprint.resident):
             logs.append([])
@@ -502,7 +515,7 @@ Profile: TypeAlias = tuple[object, ...]  # of a shape, see `profile`
 Span: TypeAlias = Callable[[int, int], float]  # ps by busy processors, blocks on one
 _Stalls: TypeAlias = Mapping[str, Mapping[str, int]]  # ps by unit and cause
 _Placed: TypeAlias = tuple[_Stalls, int, int]  # stalls that samples saw, makespan, occupied time
-_Asked: TypeAlias = tuple[Shape, Kinds, int, bool]
+_Asked: TypeAlias = tuple[Shape, Kinds, int, bool, int]
 # By clock, persistence, resident blocks and whether several classes run: samples are alike only where these are.
 Samples: TypeAlias = "dict[tuple[int | None, bool, int, bool], dict[_Asked, _Sample]]"
 
@@ -522,6 +535,28 @@ class _Sample:
     occupied: int
     ends: tuple[int, ...]
     stalls: _Stalls
+    jumps: tuple[Jump, ...] = ()
+    exact: bool = True
+    refused: bool = False
+
+
+class Rule(NamedTuple):
+    """How long runs are cut: to `base` iterations and the rest of a division of what is more by `period`.
+
+    A run goes on as it does in the next `step` iterations.  State has `long` iterations to recur in.
+    """
+
+    base: int
+    period: int
+    step: int
+    long: int
+
+    def of(self, trips: int) -> int:
+        """What is left of so many."""
+        return trips if trips < self.base else self.base + (trips - self.base) % self.period
+
+
+UNCUT = Rule(2**62, 1, 1, 2**62)
 
 
 @dataclass(frozen=True, slots=True)
@@ -532,7 +567,7 @@ class Family:
     """
 
     shape: Shape
-    what: tuple[Iteration | Shape, ...]
+    what: tuple[Iteration, ...]
     members: Sequence[int]
     lacks: Ints
 
@@ -563,14 +598,13 @@ class _Line:
         return np.maximum(found, 0)
 
     def stalls(self, blocks: int, lacks: Sequence[int]) -> _Stalls:
-        """Stalls of so many blocks together; `lacks` of each run are sums over them."""
+        """Stalls of so many blocks, times those of a sample; `lacks` of each run are sums over them."""
 
         def line(name: str, cause: str) -> int:
             one = self.base.stalls[name][cause]
             more = zip(self.runs, lacks, strict=True)
             grown = ((b.stalls[name][cause] - a.stalls[name][cause]) * n // step for (a, b, step), n in more)
-            all_ = blocks * one + sum(grown)
-            return max(0, all_ // self.base.blocks)
+            return max(0, blocks * one + sum(grown))
 
         return {name: {cause: line(name, cause) for cause in CAUSES} for name in self.base.stalls}
 
@@ -578,12 +612,13 @@ class _Line:
 class _Fair:
     """One processor of each kind, at its fair share of the memory."""
 
-    def __init__(self, model: Model, long: int | None = None) -> None:
-        self.model = model
+    def __init__(self, model: Model, long: int | None = None, *, jump: bool = True) -> None:
+        self.model, self.jump = model, jump
         self.long = LONG if long is None else long
         self.count = model.hardware.processors or 0
         self.known: dict[_Asked, _Sample] = {}
         self.rounds: tuple[Wave, ...] = ()
+        self.exact = True
 
     def run(self) -> _Run:
         kernel = self.model.kernel
@@ -597,6 +632,7 @@ class _Fair:
         makespan = max(makespan, least)
         units = {name: self.books(name, busy[name], seen[name], makespan, occupied) for name in busy}
         time = _kernel_time(self.model, makespan, active, units, self.spread_pct(resident))
+        time = replace(time, extrapolated=not self.exact)
         return _Run(self.model, time, whole.moved)
 
     def at_least(self) -> int:
@@ -623,12 +659,17 @@ class _Fair:
     def alike(self) -> dict[Profile, Shape]:
         """Classes by what they do on their own units, each with the shape that moves most: ragged ends take less."""
         out: dict[Profile, Shape] = {}
-        for kind in self.model.classes:
-            key = profile(kind.shape)
+        for kind, key in zip(self.model.classes, self.profiles, strict=True):
             before = out.setdefault(key, kind.shape)
             if before != kind.shape:
                 out[key] = max(before, kind.shape, key=self.bytes_of)
         return out
+
+    @cached_property
+    def profiles(self) -> list[Profile]:
+        """The profile of each class."""
+        numbers: dict[Iteration | tuple[Cost, ...], int] = {}
+        return [profile(kind.shape, numbers) for kind in self.model.classes]
 
     def bytes_of(self, shape: Shape) -> int:
         return sum(self.model.totals(shape).moved.values())
@@ -697,71 +738,106 @@ class _Fair:
         room for; in between, its time is a straight line.
         """
         slots, blocks = active * resident, self.model.kernel.blocks
-        shapes = [self.alike[profile(kind.shape)] for kind in self.model.classes]
+        shapes = [self.alike[key] for key in self.profiles]
         counts = [kind.count for kind in self.model.classes]
-        families = families_of(shapes, self.long, LONG_OUTER)
         rounds = 2 if blocks > slots and not self.in_step(resident) else 1
-        first, steady = self.times(families, len(shapes), ((active, resident),), rounds)
+        cuts: dict[Rule, list[Family]] = {}
+
+        def run(kinds: Kinds) -> tuple[list[Family], Rule, Kinds, int]:
+            rule = self.rule(shapes, kinds, rounds)
+            return cuts.setdefault(rule, cuts.get(rule) or families_of(shapes, rule)), rule, kinds, rounds
+
+        full = run(((active, resident),))
+        first, steady = self.times(*full)
         start = int((first - steady).max())
-        seen = self.stalls(families, counts, ((active, resident),), rounds)
+        seen = self.stalls(counts, *full)
         if blocks > LIST_LIMIT:
             total = sum(time * number for time, number in zip(steady.tolist(), counts, strict=True))
             return seen, start - (-total // slots) + int(steady.max()), start * active + total // resident
-        corners = [
-            [self.times(families, len(shapes), ((n, each),), rounds)[1].tolist() for each in (1, resident)]
-            for n in (1, active)
-        ]
-        spans = [span([[times[n] for times in row] for row in corners], active, resident) for n in range(len(shapes))]
+        corners = [[self.times(*run(((n, each),)))[1].tolist() for each in (1, resident)] for n in (1, active)]
+        spans = [span([[found[n] for found in row] for row in corners], active, resident) for n in range(len(shapes))]
         makespan, occupied = place_blocks(self.model.class_of_blocks().tolist(), spans, active, resident)
         return seen, start + makespan, start * active + occupied
 
-    def times(self, families: Sequence[Family], count: int, kinds: Kinds, rounds: int) -> tuple[Ints, Ints]:
-        """`first` and `steady` of the samples of `count` shapes."""
+    def rule(self, shapes: Sequence[Shape], kinds: Kinds, rounds: int, *, fresh: bool = True) -> Rule:
+        """How long runs of shapes are cut, which makes families of them.
+
+        A few shapes are simulated as they are.  Of many, one of the longest says after how many iterations the state
+        recurs: blocks whose trips leave the same rest when divided by that differ in whole periods.
+        """
+        if not self.jump:
+            return UNCUT
+        nested = any(isinstance(item, Repeat) for shape in shapes for item in shape)
+        out_of_step = nested and any(each > 1 for _, each in kinds)  # blocks are in their inner loops by turns
+        if len(shapes) <= FEW_SHAPES and all(items(shape) <= FEW_ITEMS for shape in shapes) and not out_of_step:
+            with suppress(NoJumpError):
+                whole = UNCUT._replace(long=min(self.long, SHORT) if nested else self.long)
+                for shape in shapes:
+                    self.simulated(shape, kinds, rounds, fresh, whole.long)
+                return whole
+        long = min(self.long, SHORT)
+        probe = near(cut(max(shapes, key=self.model.iterations), Rule(2 * long, 1, 1, long), Counter()))
+        found = self.simulated(probe, kinds, rounds, fresh, long)
+        inner = [jump for jump in found.jumps if jump.what is not None]
+        period = lcm(*(jump.period for jump in inner))
+        if inner and found.exact and not found.refused and period <= LONG_PERIOD:
+            return Rule(max(jump.trips for jump in inner), period, -(-2 * long // period) * period, long)
+        return Rule(long // 2, 1, long // 2, long)
+
+    def times(self, families: Sequence[Family], rule: Rule, kinds: Kinds, rounds: int) -> tuple[Ints, Ints]:
+        """`first` and `steady` of the samples of all shapes."""
         import numpy as np
 
-        out = np.zeros((2, count), np.int64)
+        out = np.zeros((2, sum(len(family.members) for family in families)), np.int64)
         for family in families:
-            line = self.line(family.shape, family.what, kinds, rounds, True)
+            line = self.line(family, rule, kinds, rounds, True)
             least = self.least(family, kinds)
             found = line.at(lambda s: s.first, family.lacks), line.at(lambda s: s.steady, family.lacks)
             out[:, family.members] = np.maximum(found, least)
         return out[0], out[1]
 
-    def stalls(self, families: Sequence[Family], counts: Sequence[int], kinds: Kinds, rounds: int) -> _Stalls:
+    def stalls(
+        self, counts: Sequence[int], families: Sequence[Family], rule: Rule, kinds: Kinds, rounds: int
+    ) -> _Stalls:
         """Stalls that the samples of all blocks saw, `counts` of each shape."""
         out: dict[str, dict[str, int]] = {name: dict.fromkeys(CAUSES, 0) for name in (*SHARED, *OWN)}
         for family in families:
             own = [counts[n] for n in family.members]
             lacks = [sum(n * each for n, each in zip(column, own, strict=True)) for column in family.lacks.T.tolist()]
-            seen = self.line(family.shape, family.what, kinds, rounds, True).stalls(sum(own), lacks)
+            seen = self.line(family, rule, kinds, rounds, True).stalls(sum(own), lacks)
             for name, causes in seen.items():
                 for cause, time in causes.items():
                     out[name][cause] += time
-        return out
+        blocks = rounds * sum(weight * each for weight, each in kinds)  # of every sample
+        return {name: {cause: time // blocks for cause, time in causes.items()} for name, causes in out.items()}
 
-    def line(self, shape: Shape, what: Sequence[Iteration | Shape], kinds: Kinds, rounds: int, fresh: bool) -> _Line:
-        """The line of a family: a loop goes on as it does between its iterations 16 and 32, one with loops inside as
-        between 4 and 8."""
-        base = self.simulated(shape, kinds, rounds, fresh)
+    def line(self, family: Family, rule: Rule, kinds: Kinds, rounds: int, fresh: bool) -> _Line:
+        """The line of a family: exact where its state recurs as the rule says, in each visit of a run alike."""
+        base = self.simulated(family.shape, kinds, rounds, fresh, rule.long)
         runs = []
-        for one in what:
-            near = _near(shape, one)
-            more = _doubled(near, one, self.long)
-            step = _iterated(more, one) - _iterated(near, one)
-            fewer, longer = (self.simulated(s, kinds, rounds, fresh) for s in (near, more))
-            runs.append((fewer, longer, step))
+        for one in family.what:
+            shape, more = lengthened(family.shape, one, rule)
+            longer = self.simulated(shape, kinds, rounds, fresh, rule.long)
+            runs.append((base, longer, more))
+            jumps = [jump for jump in longer.jumps if jump.what is one]
+            left_out = all(jump.period * jump.times >= rule.step for jump in jumps)
+            fits = left_out and all(rule.period % jump.period == 0 for jump in jumps)
+            same = len({jump.grown * rule.period // jump.period for jump in jumps}) == 1
+            self.exact &= fits and same and not longer.refused
         return _Line(base, runs)
 
     def sample(self, shape: Shape, kinds: Kinds, rounds: int, *, fresh: bool = True) -> _Sample:
         """How `rounds` rounds of blocks run on one processor of each kind; `fresh`: nothing ran before them."""
-        (family,) = families_of([shape], self.long, LONG_OUTER)
-        line = self.line(family.shape, family.what, kinds, rounds, fresh)
+        rule = self.rule([shape], kinds, rounds, fresh=fresh)
+        (family,) = families_of([shape], rule)
+        line = self.line(family, rule, kinds, rounds, fresh)
         first, steady, occupied = (
             int(line.at(read, family.lacks)[0])
             for read in (lambda s: s.first, lambda s: s.steady, lambda s: s.occupied)
         )
         blocks, least = line.base.blocks, int(self.least(family, kinds)[0])
-        stalls = line.stalls(blocks, [n * blocks for n in family.lacks[0].tolist()])
+        all_ = line.stalls(blocks, [n * blocks for n in family.lacks[0].tolist()])
+        stalls = {name: {cause: time // blocks for cause, time in causes.items()} for name, causes in all_.items()}
         return _Sample(blocks, max(first, least), max(steady, least), occupied, line.ends, stalls)
 
     def least(self, family: Family, kinds: Kinds) -> Ints:
@@ -781,15 +857,16 @@ class _Fair:
         busy = self.model.totals(shape).busy
         return [busy.get(name, 0) * (blocks if name in SHARED else resident) for name in (*SHARED, *OWN)]
 
-    def simulated(self, shape: Shape, kinds: Kinds, rounds: int, fresh: bool) -> _Sample:
-        """How `rounds` rounds of blocks without long runs run: simulated once."""
-        key = (shape, kinds, rounds, fresh)
+    def simulated(self, shape: Shape, kinds: Kinds, rounds: int, fresh: bool, long: int) -> _Sample:
+        """How `rounds` rounds of blocks run: simulated once.  State has `long` iterations of a loop to recur in."""
+        key = (shape, kinds, rounds, fresh, long)
         if key not in self.known:
-            found, least = self.simulate(shape, kinds, rounds, fresh), max(self.busy(shape, kinds))
+            found, least = self.simulate(*key), max(self.busy(shape, kinds))
             self.known[key] = replace(found, first=max(found.first, least), steady=max(found.steady, least))
+        self.exact &= self.known[key].exact
         return self.known[key]
 
-    def simulate(self, shape: Shape, kinds: Kinds, rounds: int, fresh: bool) -> _Sample:
+    def simulate(self, shape: Shape, kinds: Kinds, rounds: int, fresh: bool, long: int) -> _Sample:
         """One processor of each kind.
 
         Alike blocks run nearly in step.  That two fifths of a request are made up for agrees best with `chip`
@@ -798,7 +875,12 @@ class _Fair:
         altogether.
         """
         floor, processors, logs = self.start(shape, kinds, rounds, fresh)
-        return summary(kinds, rounds, _finish(floor), floor.ended, processors, logs)
+        if not self.jump:
+            return summary(kinds, rounds, _finish(floor), floor, processors, logs)
+        all_ = [log for own in logs for slot in own for log in slot.values()]
+        jumps = Jumps(floor, processors, all_, long, LONG_OUTER)
+        found = summary(kinds, rounds, _finish(floor, jumps=jumps), floor, processors, logs)
+        return replace(found, jumps=tuple(jumps.made), exact=jumps.exact, refused=jumps.refused)
 
     def start(
         self,
@@ -823,13 +905,13 @@ class _Fair:
             depth = later = blocks * max(self.model.totals(shape).busy.get(name, 0) for name in SHARED)
             fresh = False
         buckets = {name: Bucket(depth, 0 if fresh else -depth, [] if watched else None) for name in SHARED}
-        stays, numbers = unroll(shape, len(self.model.parts)), count() if numbers is None else numbers
+        numbers = count() if numbers is None else numbers
 
-        def take() -> Iterator[tuple[int, Stays]]:
+        def take() -> Iterator[tuple[int, Course]]:
             for n in range(rounds):
                 for bucket in buckets.values():
                     bucket.depth = max(bucket.depth, later if n else depth)
-                yield next(numbers), stays
+                yield next(numbers), Course(shape, len(self.model.parts))
 
         alone = len(kinds) == 1 and kinds[0][1] == 1
         processors: list[Processor] = []
@@ -846,7 +928,8 @@ class _Fair:
                     own = _logs(self.model, watched)
                     logs[processor.number].append(own)
                     start = self.model.hardware.start_ps * slot * self.count
-                    env.process(_slot(floor, processor, take(), own, start))
+                    place = env.process(_slot(floor, processor, take(), own, start))
+                    floor.owners[place] = (-1 - len(floor.owners),)
         return floor, processors, logs
 
     def record(self, watch: Watch) -> Recording:
@@ -872,7 +955,7 @@ class _Fair:
         floor, processors, logs = self.start(shape, kinds, 1, True, recorder, count(block, active))
         end = _finish(floor)
         if not recorder.enough:
-            summary(kinds, 1, end, floor.ended, processors, logs)
+            summary(kinds, 1, end, floor, processors, logs)
         units = processors[0].units
         chip = {name: unit.bucket.spans or [] for name, unit in units.items() if isinstance(unit, FairShare)}
         return _recording(model, recorder, model.iterations(shape), active, end, units, chip, logs[0])
@@ -891,18 +974,33 @@ class _Fair:
         return UnitTime(instances, busy, stalls)
 
 
-def profile(shape: Shape) -> Profile:
-    """What a shape does on the units of a processor: runs of alike iterations, whatever they move."""
+def profile(shape: Shape, numbers: dict[Iteration | tuple[Cost, ...], int]) -> Profile:
+    """What a shape does on the units of a processor: runs of alike iterations, whatever they move.
+
+    `numbers` gets iterations that were seen, and their costs, each with a number for what they cost.
+    """
     out: list[object] = []
     for item in shape:
-        todo: Iterable[tuple[int, Profile]]
+        todo: Iterable[tuple[int, object]]
         if isinstance(item, Visit):
-            todo = ((trips, tuple(work.cost for work in iteration)) for trips, iteration in item.stretches)
+            todo = ((trips, _number(iteration, numbers)) for trips, iteration in item.stretches)
         else:
-            todo = ((item.times, profile(item.body)),)
-        merged = groupby(todo, lambda run: run[1])
-        out.append(tuple((sum(trips for trips, _ in group), what) for what, group in merged))
+            todo = ((item.times, profile(item.body, numbers)),)
+        runs: list[tuple[int, object]] = []
+        for trips, what in todo:
+            if runs and runs[-1][1] == what:
+                runs[-1] = runs[-1][0] + trips, what
+            else:
+                runs.append((trips, what))
+        out.append(tuple(runs))
     return tuple(out)
+
+
+def _number(iteration: Iteration, numbers: dict[Iteration | tuple[Cost, ...], int]) -> int:
+    if iteration not in numbers:
+        costs = tuple(work.cost for work in iteration)
+        numbers[iteration] = numbers.setdefault(costs, len(numbers))
+    return numbers[iteration]
 
 
 def deal(blocks: int, processors: int) -> Kinds:
@@ -915,21 +1013,23 @@ def summary(
     kinds: Kinds,
     rounds: int,
     end: int,
-    ended: Sequence[int],
+    floor: Floor,
     processors: Sequence[Processor],
     logs: Sequence[Sequence[Mapping[tuple[str, int], Log]]],
 ) -> _Sample:
-    """What a simulation showed; `ended` are the ends of its blocks, `logs` those of each slot of each processor."""
+    """What a simulation that ended at `end` by its clock showed; `logs` are those of each slot of each processor."""
+    ended = floor.ended
     slots = sum(resident for _, resident in kinds)
     stalls: dict[str, dict[str, int]] = {name: dict.fromkeys(CAUSES, 0) for name in (*SHARED, *OWN)}
     occupied = 0
     for processor, own, (weight, _) in zip(processors, logs, kinds, strict=True):
         worker = next(iter(own[0].values()))
-        occupied += weight * max(log.ends[-1] for slot in own for log in slot.values())
+        occupied += weight * max(log.end for slot in own for log in slot.values())
         for name, unit in processor.units.items():
             unit.idle(end, worker)
             for cause, length in unit.stalls.items():
                 stalls[name][cause] += length * weight
+    end += floor.skipped
     first = ended[slots - 1] + (end - ended[-1])  # stores on their way when the last block has ended
     return _Sample(
         blocks=rounds * sum(weight * resident for weight, resident in kinds),
@@ -941,14 +1041,14 @@ def summary(
     )
 
 
-def families_of(shapes: Sequence[Shape], long: int, outer: int) -> list[Family]:
-    """Shapes by what they are with their long runs cut; see LONG and LONG_OUTER."""
+def families_of(shapes: Sequence[Shape], rule: Rule) -> list[Family]:
+    """Shapes by what they are with their long runs cut."""
     import numpy as np
 
-    found: dict[tuple[Shape, tuple[Iteration | Shape, ...]], tuple[list[int], list[list[int]]]] = {}
+    found: dict[tuple[Shape, tuple[Iteration, ...]], tuple[list[int], list[list[int]]]] = {}
     for n, shape in enumerate(shapes):
-        lacks: Counter[Iteration | Shape] = Counter()
-        short = _cut(shape, lacks, long, outer)
+        lacks: Counter[Iteration] = Counter()
+        short = cut(shape, rule, lacks)
         members, rows = found.setdefault((short, tuple(lacks)), ([], []))
         members.append(n)
         rows.append(list(lacks.values()))
@@ -958,72 +1058,77 @@ def families_of(shapes: Sequence[Shape], long: int, outer: int) -> list[Family]:
     ]
 
 
-def _cut(shape: Shape, lacks: Counter[Iteration | Shape], long: int, outer: int, times: int = 1) -> Shape:
+def cut(shape: Shape, rule: Rule, lacks: Counter[Iteration], times: int = 1) -> Shape:
     """A shape that comes so many times with its long runs cut; `lacks` gets what is cut off.
 
-    Loops without loops inside come first: that makes iterations around them alike that differ in their trips only.
+    That makes iterations of loops around alike that differ in the trips of loops inside only.
     """
     out: list[Visit | Repeat] = []
     for item in shape:
         if isinstance(item, Visit):
             for trips, work in item.stretches:
-                if trips > long:
-                    lacks[work] += (trips - long // 2) * times
-            cut = ((long // 2 if trips > long else trips, work) for trips, work in item.stretches)
-            out.append(Visit(item.part, tuple(cut)))
+                if trips >= rule.base:
+                    lacks[work] += (trips - rule.of(trips)) * times
+            out.append(Visit(item.part, tuple((rule.of(trips), work) for trips, work in item.stretches)))
             continue
-        body, before = _cut(item.body, lacks, long, outer, times * item.times), out[-1] if out else None
-        if isinstance(before, Repeat) and before.body == body:
-            out[-1] = Repeat(before.times + item.times, body)
-        else:
-            out.append(Repeat(item.times, body))
-    for n, item in enumerate(out):
-        if isinstance(item, Repeat) and item.times > outer:
-            lacks[item.body] += (item.times - outer // 2) * times
-            out[n] = Repeat(outer // 2, item.body)
-    return tuple(out)
+        out.append(Repeat(item.times, cut(item.body, rule, lacks, times * item.times)))
+    return folded(out)
 
 
-def _iterated(shape: Shape, what: Iteration | Shape) -> int:
-    """How often a block of this shape does `what`."""
-    out = 0
-    for item in shape:
-        if isinstance(item, Visit):
-            out += sum(trips for trips, work in item.stretches if work == what)
-        else:
-            out += item.times * ((item.body == what) or _iterated(item.body, what))
-    return out
-
-
-def once(what: Iteration | Shape) -> Shape:
-    """A shape that does `what` once."""
-    return what if isinstance(what[0], Visit | Repeat) else (Visit(0, ((1, what),)),)
-
-
-def _near(shape: Shape, what: Iteration | Shape) -> Shape:
-    """The loop where a shape does `what` first with what is before and after it, if that is less than half of it."""
-    there = next(n for n, item in enumerate(shape) if _iterated((item,), what))
-    near = shape[max(0, there - 1) : there + 2]
-    return near if 2 * _length(near) < _length(shape) else shape
-
-
-def _length(shape: Shape) -> int:
-    """Iterations of all loops without loops inside."""
-    return sum(times * trips for times, visit in visits(shape) for trips, _ in visit.stretches)
-
-
-def _doubled(shape: Shape, what: Iteration | Shape, long: int) -> Shape:
-    """The shape with twice the iterations in cut runs of `what`."""
+def folded(row: Sequence[Visit | Repeat]) -> Shape:
+    """The shape with runs of loops that come again and again, up to LONG_PATTERN of them in turn, as one loop."""
     out: list[Visit | Repeat] = []
+    at = 0
+    while at < len(row):
+        best = 1, 1
+        for length in range(1, LONG_PATTERN + 1 if isinstance(row[at], Repeat) else 1):
+            pattern, times = row[at : at + length], 1
+            while len(pattern) == length and row[at + times * length : at + (times + 1) * length] == pattern:
+                times += 1
+            if times > 1 and times * length > best[0] * best[1]:
+                best = length, times
+        length, times = best
+        found = tuple(row[at : at + length])
+        if times > 1 and length == 1 and isinstance(loop := found[0], Repeat):
+            out.append(Repeat(loop.times * times, loop.body))
+        else:
+            out += [Repeat(times, found)] if times > 1 else found
+        at += length * times
+    return tuple(out)
+
+
+def lengthened(shape: Shape, what: Iteration, rule: Rule) -> tuple[Shape, int]:
+    """The shape with `step` more iterations in each cut run of `what`, and how many that are."""
+    out: list[Visit | Repeat] = []
+    more = 0
     for item in shape:
         if isinstance(item, Visit):
-            more = ((long if trips == long // 2 and work == what else trips, work) for trips, work in item.stretches)
-            out.append(Visit(item.part, tuple(more)))
-        elif item.body == what:
-            out.append(Repeat(2 * item.times, item.body))
+            runs = [(trips + rule.step * (trips >= rule.base and work == what), work) for trips, work in item.stretches]
+            more += sum(trips for trips, _ in runs) - sum(trips for trips, _ in item.stretches)
+            out.append(Visit(item.part, tuple(runs)))
         else:
-            out.append(Repeat(item.times, _doubled(item.body, what, long)))
-    return tuple(out)
+            body, each = lengthened(item.body, what, rule)
+            more += each * item.times
+            out.append(Repeat(item.times, body))
+    return tuple(out), more
+
+
+def items(shape: Shape) -> int:
+    """Visits and loops that a shape is written with."""
+    return sum(1 if isinstance(item, Visit) else items(item.body) + 1 for item in shape)
+
+
+def near(shape: Shape) -> Shape:
+    """The loop of a shape that has most iterations with what is before and after it."""
+    if len(shape) <= FEW_ITEMS:
+        return shape
+    longest = max(range(len(shape)), key=lambda n: max(sum(t for t, _ in v.stretches) for _, v in visits((shape[n],))))
+    return shape[max(0, longest - 1) : longest + 2]
+
+
+def once(what: Iteration) -> Shape:
+    """A shape that does `what` once."""
+    return (Visit(0, ((1, what),)),)
 
 
 def span(corners: Sequence[Sequence[int]], active: int, resident: int) -> Span:
@@ -1076,7 +1181,7 @@ def largest_request(shape: Shape) -> int:
 def _slot(
     floor: Floor,
     processor: Processor,
-    take: Iterable[tuple[int, Stays]],
+    take: Iterable[tuple[int, Course]],
     logs: Mapping[tuple[str, int], Log],
     start: int,
 ) -> Process:
@@ -1084,7 +1189,7 @@ def _slot(
     for log in logs.values():
         log.state = "launch" if start else "tail"
     yield floor.env.timeout(start)  # all slots exist before the first takes a block
-    for n, (number, stays) in enumerate(take):
+    for n, (number, course) in enumerate(take):
         if n and not floor.model.schedule.persistent and floor.model.hardware.block_ps:
             for log in logs.values():
                 log.mark(int(floor.env.now))
@@ -1094,7 +1199,7 @@ def _slot(
             log.mark(int(floor.env.now))
             log.state = "data"
         warm = n > 0 and floor.model.schedule.persistent
-        yield from Block(floor, processor, stays, number, warm=warm).run(logs)
+        yield from Block(floor, processor, course, number, warm=warm).run(logs)
 
 
 def place_blocks(order: Sequence[int], spans: Sequence[Span], processors: int, resident: int) -> tuple[int, int]:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from itertools import product
+from itertools import count, product, takewhile
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from iosim.dataflows import dataflow_names, load_dataflow
 from iosim.hardware import Hardware, load_hardware
 from iosim.index import at
-from iosim.interpreters.blocks import unroll
+from iosim.interpreters.blocks import Course
 from iosim.interpreters.ledger import Ledger, ledger
 from iosim.interpreters.model import Model
-from iosim.interpreters.timeline import Fidelity, Script, Timeline, families_of, once, timeline
+from iosim.interpreters.timeline import Fidelity, Rule, Script, Timeline, families_of, once, timeline
 from iosim.memory.cache import DeviceTraffic, dram_flows
 from iosim.memory.onchip import CapacityError, footprints
 from iosim.pipeline import Segment
@@ -110,6 +110,20 @@ def problems(draw: st.DrawFn) -> Attention:
     )
 
 
+def fitting(draw: st.DrawFn, a: Attention, s: Schedule, hardware: Hardware) -> Case:
+    """The case of some dataflow that takes the problem and fits."""
+    name = draw(st.sampled_from(dataflow_names()))
+    a = suited(name, a)
+    assume(not load_dataflow(name).refusal(a))
+    program = load_dataflow(name)(a, s)
+    try:
+        fits = all(f.fits for f in footprints(program, s, hardware).values())
+    except CapacityError:
+        fits = False
+    assume(fits)
+    return Case(hardware, a, s, program)
+
+
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     a, hardware = draw(problems()), draw(machines())
@@ -126,16 +140,7 @@ def cases(draw: st.DrawFn) -> Case:
         scores=draw(st.sampled_from(SCORES)),
         grid_order=draw(st.sampled_from(GRID_ORDERS)),
     )
-    name = draw(st.sampled_from(dataflow_names()))
-    a = suited(name, a)
-    assume(not load_dataflow(name).refusal(a))
-    program = load_dataflow(name)(a, s)
-    try:
-        fits = all(f.fits for f in footprints(program, s, hardware).values())
-    except CapacityError:
-        fits = False
-    assume(fits)
-    return Case(hardware, a, s, program)
+    return fitting(draw, a, s, hardware)
 
 
 @given(cases(), st.sampled_from(BOTH))
@@ -279,22 +284,76 @@ def test_blocks_of_a_class_do_the_same_in_every_iteration(case: Case) -> None:
             assert seen.setdefault(number, done) == done
         for number, kind in enumerate(model.classes):
             unrolled: list[object] = []
-            for stay in unroll(kind.shape, len(model.parts)):
-                unrolled += stay.work
-                unrolled.append("end")
+            course = Course(kind.shape, len(model.parts))
+            for stay in takewhile(lambda stay: stay is not None, map(course, count())):
+                assert stay is not None
+                unrolled += [*map(stay.work, range(stay.trips)), "end"]
             assert unrolled == seen[number]
 
 
-@given(cases(), st.sampled_from(((2, 2), (4, 2), (6, 4))))
+@given(cases(), st.integers(1, 3), st.integers(1, 3))
 @settings(max_examples=20, deadline=None)
-def test_what_is_cut_off_long_runs_is_counted(case: Case, long: tuple[int, int]) -> None:
+def test_what_is_cut_off_long_runs_is_counted(case: Case, base: int, period: int) -> None:
     for kernel in case.program.kernels:
         flows = tuple(f for f in case.device.flows if f.flow.kernel == kernel.name)
         model = Model(kernel, case.schedule, case.hardware, flows)
         shapes = [kind.shape for kind in model.classes]
-        families = families_of(shapes, *long)
+        families = families_of(shapes, Rule(base, period, period, 32))
         assert sorted(n for family in families for n in family.members) == list(range(len(shapes)))
         for family in families:
             for member, lacks in zip(family.members, family.lacks.tolist(), strict=True):
                 parts = [(1, family.shape), *zip(lacks, map(once, family.what), strict=True)]
                 assert model.sum(parts) == model.totals(shapes[member])
+
+
+# ---------------------------------------------------------------- jumps over iterations
+
+
+@st.composite
+def long_cases(draw: st.DrawFn) -> Case:
+    """Loops long enough to be jumped over, with and without masks, loops in loops and ragged ends."""
+    kv_heads, group = draw(st.sampled_from(((1, 1), (1, 2), (2, 1))))
+    a = Attention(
+        n_q=draw(st.integers(1, 700)),
+        n_k=draw(st.integers(300, 2500)),
+        d=draw(st.sampled_from((16, 64, 128))),
+        heads=kv_heads * group,
+        kv_heads=kv_heads,
+        causal=draw(st.booleans()),
+        causal_align=draw(st.sampled_from(("top-left", "bottom-right"))),
+        window=draw(st.sampled_from((None, None, 900))),
+    )
+    s = Schedule(
+        block_q=draw(st.sampled_from((32, 64, 128))),
+        block_k=draw(st.sampled_from((16, 32, 64))),
+        stages=draw(st.tuples(st.integers(1, 4)) | st.tuples(st.integers(1, 4), st.integers(1, 4))),
+        groups=draw(st.integers(1, 4)),
+        block_d=32,
+        softmax_rows=draw(st.sampled_from((16, 32))),
+        softmax_cols=draw(st.sampled_from((64, 512))),
+        splits=draw(st.integers(1, 3)),
+        persistent=draw(st.booleans()),
+    )
+    return fitting(draw, a, s, draw(machines()))
+
+
+def jumps_are_exact(case: Case) -> None:
+    """What a run with jumps says is what one that simulates every iteration does, to the last picosecond."""
+    with_jumps, without = case.run("fair"), case.run("fair", jump=False)
+    for jumped, simulated in zip(with_jumps.kernels, without.kernels, strict=True):
+        if not jumped.extrapolated:
+            assert jumped == simulated
+    assert with_jumps.moved == without.moved
+
+
+@given(long_cases())
+@settings(max_examples=15, deadline=None)
+def test_jumps_change_nothing(case: Case) -> None:
+    jumps_are_exact(case)
+
+
+@pytest.mark.long
+@given(long_cases())
+@settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+def test_jumps_change_nothing_in_two_thousand_cases(case: Case) -> None:
+    jumps_are_exact(case)

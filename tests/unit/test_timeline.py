@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -15,13 +16,14 @@ from iosim.dataflows.flash2 import flash2
 from iosim.dataflows.standard import standard
 from iosim.errors import InputError
 from iosim.hardware import Hardware, load_hardware
-from iosim.interpreters.blocks import Stays, unroll
+from iosim.interpreters.jumps import Jumps
 from iosim.interpreters.ledger import ledger
-from iosim.interpreters.shapes import Shape
+from iosim.interpreters.shapes import Repeat, Visit
 from iosim.interpreters.timeline import (
     Timeline,
     deal,
     deal_after,
+    folded,
     place_blocks,
     timeline,
 )
@@ -78,11 +80,11 @@ def squares(trips: int, blocks: int = 1, guard: bool = False) -> Program:
     return p.done()
 
 
-def run(program: Program, s: Schedule, hardware: Hardware, fidelity: str = "chip") -> Timeline:
+def run(program: Program, s: Schedule, hardware: Hardware, fidelity: str = "chip", **options: bool) -> Timeline:
     resident = {n: f.resident * (hardware.processors or 1) for n, f in footprints(program, s, hardware).items()}
     cache_bytes = hardware.l2.capacity_bytes if hardware.l2 is not None else None
     device = dram_flows(program, ledger(program), cache_bytes, resident)
-    return timeline(program, s, hardware, device, fidelity=fidelity)  # type: ignore[arg-type]
+    return timeline(program, s, hardware, device, fidelity=fidelity, **options)  # type: ignore[arg-type]
 
 
 def tiles(stages: int = 2, **fields: object) -> Schedule:
@@ -391,55 +393,66 @@ def test_a_block_goes_faster_when_others_have_ended() -> None:
     assert place_blocks([0, 1], spans, 1, 2) == (6, 6)
 
 
-@pytest.mark.parametrize("flow", [flash2, standard])
-def test_long_loops_are_extrapolated_from_short_ones(
-    flow: Callable[..., Program], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    simulated: list[int] = []
-
-    def counted(shape: Shape, parts: int) -> Stays:
-        stays = unroll(shape, parts)
-        simulated.append(max(len(stay.work) for stay in stays))
-        return stays
-
-    monkeypatch.setattr("iosim.interpreters.timeline.unroll", counted)
-    hardware = load_hardware("h200-sxm")
-    a = Attention(n_q=128 * 16, n_k=64 * 80 - 5, d=128)
-    s = Schedule(block_q=128, block_k=64, groups=2, softmax_rows=4, softmax_cols=64)
-    short = run(flow(a, s), s, hardware, "fair")
-    assert max(simulated) <= 33  # 32 and the ragged one
-    monkeypatch.setattr("iosim.interpreters.timeline.LONG", 1000)
-    whole = run(flow(a, s), s, hardware, "fair")
-    assert max(simulated) == 80
-    assert short.makespan_ps == pytest.approx(whole.makespan_ps, rel=0.01)  # contention
-    assert short.moved == whole.moved
-    assert {n: u.busy_ps for n, u in short.units.items()} == {n: u.busy_ps for n, u in whole.units.items()}
-    assert books_are_exact(short)
+# ---------------------------------------------------------------- jumps over iterations
 
 
+def jumps_of(monkeypatch: pytest.MonkeyPatch) -> list[Jumps]:
+    """Gets the jumps of every simulation."""
+    seen: list[Jumps] = []
+    run = Jumps.run
+
+    def noted(self: Jumps) -> None:
+        seen.append(self)
+        run(self)
+
+    monkeypatch.setattr(Jumps, "run", noted)
+    return seen
+
+
+@pytest.mark.parametrize("flow", [flash2, standard, flash1])
 @pytest.mark.parametrize("causal", [False, True])
-def test_long_loops_around_loops_are_extrapolated_too(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    simulated: list[int] = []
-
-    def counted(shape: Shape, parts: int) -> Stays:
-        stays = unroll(shape, parts)
-        simulated.append(sum(len(stay.work) for stay in stays))
-        return stays
-
-    monkeypatch.setattr("iosim.interpreters.timeline.unroll", counted)
+def test_jumps_change_nothing_and_leave_little_to_simulate(
+    flow: Callable[..., Program], causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """80 trips, the last one ragged, of which a dozen are simulated."""
+    seen = jumps_of(monkeypatch)
     hardware = load_hardware("h200-sxm")
-    a = Attention(n_q=64 * 60, n_k=64 * 20, d=64, causal=causal, causal_align="top-left")
-    s = Schedule(block_q=64, block_k=64, stages=(1,))
-    short = run(flash1(a, s), s, hardware, "fair")
-    assert short.kernels[0].spread_pct == 30
-    extrapolated = max(simulated)
-    monkeypatch.setattr("iosim.interpreters.timeline.LONG", 1000)
-    monkeypatch.setattr("iosim.interpreters.timeline.LONG_OUTER", 1000)
-    whole = run(flash1(a, s), s, hardware, "fair")
-    assert extrapolated < 0.8 * max(simulated)
-    assert short.makespan_ps == pytest.approx(whole.makespan_ps, rel=0.005)
+    a = Attention(n_q=128 * 16, n_k=64 * 80 - 5, d=128, causal=causal, causal_align="top-left")
+    s = Schedule(block_q=128, block_k=64, groups=2, softmax_rows=4, softmax_cols=64, stages=(1,))
+    short, whole = (run(flow(a, s), s, hardware, "fair", jump=jump) for jump in (True, False))
+    assert replace(short, script=None) == replace(whole, script=None)
+    assert not any(kernel.extrapolated for kernel in short.kernels)
+    made = [jump for jumps in seen for jump in jumps.made]
+    assert made
+    assert min(jump.trips for jump in made if jump.what is not None) <= 12
+    assert books_are_exact(short)
+
+
+def test_where_no_state_recurs_a_loop_goes_on_as_it_did_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Jumps, "recurs", lambda *_: False)
+    hardware = load_hardware("h200-sxm")
+    a, s = Attention(n_q=128 * 16, n_k=64 * 1000, d=128), Schedule(block_q=128, block_k=64, groups=2)
+    short, whole = (run(flash2(a, s), s, hardware, "fair", jump=jump) for jump in (True, False))
+    assert short.kernels[0].extrapolated
+    assert short.makespan_ps == pytest.approx(whole.makespan_ps, rel=0.001)
     assert short.moved == whole.moved
     assert books_are_exact(short)
+
+
+def test_a_loop_that_blocks_do_not_go_through_together_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Jumps, "over_trips", lambda *_, exact: False)  # noqa: ARG005 - its name
+    hardware = load_hardware("h200-sxm")
+    a, s = Attention(n_q=128 * 16, n_k=64 * 3000, d=128), Schedule(block_q=128, block_k=64, groups=2)
+    kernel = run(flash2(a, s), s, hardware, "fair").kernels[0]
+    assert kernel.extrapolated
+
+
+def test_loops_that_alternate_are_one_loop() -> None:
+    a, b = (Repeat(2, (Visit(1, ((trips, ()),)),)) for trips in (3, 4))
+    start = Visit(0, ((1, ()),))
+    assert folded([start, a, b, a, b, a, b, a]) == (start, Repeat(3, (a, b)), a)
+    assert folded([a, a, b, b]) == (Repeat(4, a.body), Repeat(4, b.body))
+    assert folded([a, b]) == (a, b)
 
 
 def test_a_script_is_of_the_clock_that_a_run_settles_at() -> None:
