@@ -254,7 +254,7 @@ def with_copies(program: Program, names: Sequence[str]) -> Program:
         with p.kernel(f"copy {given.name}", operands_once=False, **grid, i=cdiv(n, block)) as (*at, i), p.phase("copy"):
             p.store(made[(*at, rows(i, block))], p.load("x", given[(*at, rows(i, block))]))
     kernels = tuple(replace(k, body=tuple(_reading(copies, node) for node in k.body)) for k in program.kernels)
-    return Program(program.name, (*program.tensors, *copies.values()), (*p.done().kernels, *kernels))
+    return replace(program, tensors=(*program.tensors, *copies.values()), kernels=(*p.done().kernels, *kernels))
 
 
 def _reading(copies: Mapping[str, Tensor], node: Node) -> Node:
