@@ -18,7 +18,6 @@ from iosim.index import affine, cdiv
 from iosim.interpreters.ledger import Flow, Ledger, Part, parts, union_bytes
 from iosim.memory.cache import USABLE
 from iosim.memory.onchip import shared
-from iosim.memory.rows import grain_of
 from iosim.pipeline import segments
 from iosim.program import Compute, Kernel, Loop, Program, Span, Tile, View, tiles, walk
 from iosim.report.text import STALL_WORDS, UNIT_WORDS, stall_of
@@ -241,10 +240,8 @@ def dram(run: Run) -> Line:
         steps.append(Step(f"{tensor} is {way}: {often}, where blocks ask for {blocks}", (total,)))
     if larger := [f for f in device.flows if f.rows is not None and f.rows.cost.moved > 1]:
         times = ", ".join(dict.fromkeys(f"{f.flow.tensor} {f.rows.cost.moved:.3g}" for f in larger if f.rows))
-        piece = grain_of(machine).access
-        steps.append(
-            Step(f"in it, rows of layout {run.problem.layout} take whole pieces of {piece} B, times: {times}.")
-        )
+        steps.append(Step(f"rows of layout {run.problem.layout} fill no whole pieces of memory, which makes it {times} "
+                          f"times as much."))  # fmt: skip
     total = device.dram_read_bytes + device.dram_write_bytes
     return Line("dram", "DRAM read + write", Fraction(total), "B", tuple(steps))
 
