@@ -6,22 +6,30 @@ Dao 2023 (arXiv 2307.08691), Algorithm 2.  With D = rowsum(dO * O), tile by tile
 
 One block a key tile and query head; query tiles stream past it.  What several blocks add up goes to zeroed fp32
 scratch and is converted to the data dtype at the end: dQ, and with grouped queries dK and dV.
+
+What changed the scores changes them again: a soft-cap's slope, 1 - (score / cap)^2, multiplies dS.  Dropout makes the
+same random numbers anew from each weight's place, for P and for dP; no mask is read.  A bias has a gradient too, dS
+before that slope: stored tile by tile where every batch and head has a bias of its own, else added up in fp32.
 """
 
 from __future__ import annotations
 
-from iosim.dataflows.tiles import mask_edges, query_tiles
-from iosim.index import cdiv
+from iosim.dataflows.tiles import Edges, Scores, cap_slope, drop, mask_edges, query_tiles
+from iosim.index import Ex, Index, cdiv
 from iosim.problem import Attention
-from iosim.program import Builder, Program, Tensor, rows
+from iosim.program import Builder, Program, Span, Tensor, Tile, rows
 from iosim.schedule import Schedule
 
 USES = ("block_q", "block_k", "grid_order")
 COMPUTES = "backward"
+TAKES = ("soft-cap", "ALiBi", "bias", "dropout")
 
 
 def flash_backward(a: Attention, s: Schedule) -> Program:
-    """(dQ, dK, dV) from Q, K, V, O, dO and L, each like the tensor that it is the gradient of (dO like O)."""
+    """(dQ, dK, dV) from Q, K, V, O, dO and L, each like the tensor that it is the gradient of (dO like O).
+
+    With a bias, which is an input then, dbias too.
+    """
     p, bq, bk = Builder("flash-backward"), s.block_q, s.block_k
     like_q, like_o = (a.batch, a.heads, a.n_q, a.d), (a.batch, a.heads, a.n_q, a.d_v)
     like_k, like_v = (a.batch, a.kv_heads, a.n_k, a.d), (a.batch, a.kv_heads, a.n_k, a.d_v)
@@ -33,6 +41,8 @@ def flash_backward(a: Attention, s: Schedule) -> Program:
     kind, dtype = (" sum", "fp32") if a.group > 1 else ("", a.dtype)
     dKs = p.tensor(f"dK{kind}", like_k, dtype, "scratch" if kind else "out")
     dVs = p.tensor(f"dV{kind}", like_v, dtype, "scratch" if kind else "out")
+    scores = Scores.of(p, a)
+    dB = _bias_gradient(p, a, bq, bk)
     _row_sums(p, a, bq, dO, D, dQs)
     if kind:
         _zero(p, bk, dKs, dVs)
@@ -40,20 +50,26 @@ def flash_backward(a: Attention, s: Schedule) -> Program:
         h = kv * a.group + g
         k, v = p.load("k", K[b, kv, rows(j, bk)]), p.load("v", V[b, kv, rows(j, bk)])
         dk, dv = p.fill("dk", shape=(bk, a.d), value=0), p.fill("dv", shape=(bk, a.d_v), value=0)
-        lo, left, right, hi = query_tiles(a, j, bq, bk)
-        with p.loop("i", lo, hi) as i:
+        edges = query_tiles(a, j, bq, bk)
+        with p.loop("i", edges[0], edges[3]) as i:
             q, do = p.load("q", Q[b, h, rows(i, bq)]), p.load("do", dO[b, h, rows(i, bq)])
             lse, di = p.load("lse", L[b, h, rows(i, bq)]), p.load("di", D[b, h, rows(i, bq)])
+            bias = scores.load(p, b, h, i, j, bq, bk)
             with p.phase("qk"):
                 x = p.matmul("x", q, k.T)
             with p.phase("dp"):
                 dp = p.matmul("dp", do, v.T)
             with p.phase("softmax"):
-                mask_edges(p, a, x, i, j, bq, bk, i, (lo, left, right, hi))
-                p.exp(x, x, p.scale("top", lse, by=1 / a.scale), scale=a.scale)
-                pr = p.cast("p", x, a.dtype)
+                slope, keep = _weights(p, scores, x, bias, lse, b, h, i, j, bq, bk, edges)
+                pr = p.cast("p", x if keep is None else p.mul("kept", x, keep), a.dtype)
             with p.phase("ds"):
-                ds = p.cast("ds", p.mul(x, x, p.sub(dp, dp, di)), a.dtype)
+                if keep is not None:
+                    p.scale(dp, p.mul(dp, dp, keep), by=1 / (1 - a.dropout))
+                p.mul(x, x, p.sub(dp, dp, di))
+                if dB is not None:
+                    p.store(dB[b if a.bias == "full" else 0, 0 if a.bias == "shared" else h, rows(i, bq), rows(j, bk)],
+                            x, add=a.bias != "full")  # fmt: skip
+                ds = p.cast("ds", x if slope is None else p.mul(x, x, slope), a.dtype)
             with p.phase("dv"):
                 p.matmul(dv, pr.T, do, add=True)
             with p.phase("dq"):
@@ -61,12 +77,53 @@ def flash_backward(a: Attention, s: Schedule) -> Program:
             with p.phase("dk"):
                 p.matmul(dk, ds.T, q, add=True)
         p.store(dKs[b, kv, rows(j, bk)], p.scale(dk, dk, by=a.scale), add=bool(kind))
-        p.store(dVs[b, kv, rows(j, bk)], dv, add=bool(kind))
+        p.store(dVs[b, kv, rows(j, bk)], p.scale(dv, dv, by=1 / (1 - a.dropout)) if a.dropout else dv, add=bool(kind))
     _convert(p, a, bq, dQs, "dQ", by=a.scale)
     if kind:
         _convert(p, a, bk, dKs, "dK")
         _convert(p, a, bk, dVs, "dV")
+    if dB is not None and dB.role == "scratch":
+        _convert(p, a, bq, dB, "dbias", columns=bk)
     return p.done()
+
+
+def _weights(
+    p: Builder, scores: Scores, x: Tile, bias: Tile | None, lse: Tile, b: Ex, h: Ex, i: Index, j: Ex, bq: int, bk: int,
+    edges: Edges,
+) -> tuple[Tile | None, Tile | None]:  # fmt: skip
+    """Make scores weights in place; the slope of a soft-cap, and 1 where dropout keeps a weight (None without them)."""
+    a = scores.attention
+    by = scores.cap(p, x, a.scale)
+    slope = cap_slope(p, a, x)
+    by = scores.add(p, x, bias, h, i, j, bq, bk, by)
+    mask_edges(p, a, x, i, j, bq, bk, i, edges)
+    p.exp(x, x, lse if by == 1 else p.scale("top", lse, by=1 / by), scale=by)
+    if not a.dropout:
+        return slope, None
+    keep = p.fill("keep", shape=x.shape, value=1)
+    drop(p, a, keep, b, h, i, j, bq, bk)
+    return slope, keep
+
+
+def _bias_gradient(p: Builder, a: Attention, bq: int, bk: int) -> Tensor | None:
+    """Where tiles of the bias's gradient go: fp32 sums, or where none has several parts the gradient itself.
+
+    It starts from 0 where there are sums, and where a mask leaves tiles out.
+    """
+    if a.bias is None:
+        return None
+    whole = a.bias == "full"
+    dB = p.tensor(
+        "dbias" if whole else "dbias sum",
+        a.bias_shape,
+        a.out_dtype if whole else "fp32",
+        "out" if whole else "scratch",
+    )
+    if not whole or a.causal or a.window is not None:
+        batch, heads, n, keys = dB.shape
+        with p.kernel("zero dbias", b=batch, h=heads, i=cdiv(n, bq), j=cdiv(keys, bk)) as (b, h, i, j):
+            p.store(dB[b, h, rows(i, bq), rows(j, bk)], p.fill("no dbias", shape=(bq, bk), value=0))
+    return dB
 
 
 def _row_sums(p: Builder, a: Attention, bq: int, dO: Tensor, D: Tensor, dQs: Tensor) -> None:
@@ -86,9 +143,15 @@ def _zero(p: Builder, block: int, *tensors: Tensor) -> None:
             p.store(t[b, h, rows(j, block)], p.fill(f"no {t.name}", shape=(block, t.shape[3]), value=0))
 
 
-def _convert(p: Builder, a: Attention, block: int, sums: Tensor, name: str, by: float = 1) -> None:
-    """An output in the data dtype from (batch, heads, n, d) sums in fp32."""
+def _convert(
+    p: Builder, a: Attention, block: int, sums: Tensor, name: str, by: float = 1, columns: int | None = None
+) -> None:
+    """An output in the data dtype from (batch, heads, n, d) sums in fp32, on tiles of so many `columns`, or all."""
     out = p.tensor(name, sums.shape, a.dtype, "out")
-    with p.kernel(f"convert {name}", b=sums.shape[0], h=sums.shape[1], j=cdiv(sums.shape[2], block)) as (b, h, j):
-        x = p.load("sum", sums[b, h, rows(j, block)])
-        p.store(out[b, h, rows(j, block)], p.cast("out", x if by == 1 else p.scale(x, x, by=by), a.dtype))
+    batch, heads, n, width = sums.shape
+    columns = columns or width
+    grid = {"b": batch, "h": heads, "j": cdiv(n, block)} | ({"c": cdiv(width, columns)} if columns < width else {})
+    with p.kernel(f"convert {name}", **grid) as (b, h, j, *c):
+        view: tuple[Ex | Span, ...] = (b, h, rows(j, block), *(rows(at, columns) for at in c))
+        x = p.load("sum", sums[view])
+        p.store(out[view], p.cast("out", x if by == 1 else p.scale(x, x, by=by), a.dtype))

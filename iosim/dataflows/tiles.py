@@ -182,10 +182,20 @@ class Scores:
         self, p: Builder, x: Tile, bias: Tile | None, h: Ex, i: Ex, j: Ex, block_q: int, block_k: int, by: float
     ) -> float:
         """Change the scores x, which `by` scales; returns what still has to scale them."""
+        return self.add(p, x, bias, h, i, j, block_q, block_k, self.cap(p, x, by))
+
+    def cap(self, p: Builder, x: Tile, by: float) -> float:
+        """The first of the changes, the soft-cap."""
+        if self.attention.softcap is None:
+            return by
+        p.softcap(x, x, by=by, cap=self.attention.softcap)
+        return 1.0
+
+    def add(
+        self, p: Builder, x: Tile, bias: Tile | None, h: Ex, i: Ex, j: Ex, block_q: int, block_k: int, by: float
+    ) -> float:
+        """The changes after it."""
         a = self.attention
-        if a.softcap is not None:
-            p.softcap(x, x, by=by, cap=a.softcap)
-            by = 1.0
         if a.alibi:
             row, col = i * block_q, j * block_k
             p.alibi(x, x, by=by, row=row, col=col, diagonal=a.diagonal, head=h, heads=a.heads)
@@ -194,6 +204,14 @@ class Scores:
             p.fma(x, x, bias if bias.dtype == "fp32" else p.cast("bias fp32", bias, "fp32"), by=by)
             by = 1.0
         return by
+
+
+def cap_slope(p: Builder, a: Attention, x: Tile) -> Tile | None:
+    """1 - (x / c)^2: how much capped scores x move with those that were capped; None without a soft-cap c."""
+    if a.softcap is None:
+        return None
+    slope = p.mul("slope", x, x)
+    return p.fma(slope, slope, p.fill("one", shape=(1, 1), value=1), by=-1 / a.softcap**2)
 
 
 def is_masked(a: Attention) -> bool:
