@@ -29,7 +29,7 @@ capped score: at most 1, and off by 2 / c times the error of t, which is at most
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -56,7 +56,8 @@ class Errors:
     by `least`; P as an operand of dV and the sums of dV by `values`; dS and dP relative to themselves, and the sums of
     dQ and dK, by `scores`; dP by `product` |dO| |v|; dS by `floor`.  D is taken from the sum of dO O, wrong by `row`
     relative to each product and by `row_floor` |dO|, or, where `from_p`, from that of P dP, wrong by `row` of each.
-    The slope of a soft-cap is wrong by `cap` beyond what a score, wrong by `capped` R, makes it wrong.
+    The slope of a soft-cap is wrong by `cap` beyond what a score, wrong by `capped` R, makes it wrong; a sum over all
+    rows of a head, of which a sink has its gradient, by `sums`.
     """
 
     score: float
@@ -72,6 +73,7 @@ class Errors:
     from_p: bool
     cap: float = 0.0
     capped: float = 0.0
+    sums: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +133,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The results for some rows of one head, and the slack of dQ, and of dbias, for each of several `Errors`.
+    """The results for some rows of one head, and the slack of dQ, dbias and dsink, for each of several `Errors`.
 
-    `p` has P, 0 where a key is not seen, if it was asked for, and `dbias` what the rows add to the bias's gradient.
+    `p` has P, 0 where a key is not seen, if it was asked for; `dbias` and `dsink` are what the rows add to the
+    gradients of a bias and of the head's sink.
     """
 
     o: Double
@@ -144,6 +147,8 @@ class Step:
     p: Single | None
     dbias: Double | None = None
     dbias_slack: list[Double] = field(default_factory=list)
+    dsink: float = 0.0
+    dsink_slack: list[float] = field(default_factory=list)
 
 
 def differentiate(
@@ -155,10 +160,11 @@ def differentiate(
     keep_p: bool,
     place: tuple[int, int] = (0, 0),
     bias: Single | None = None,
+    sink: float | None = None,
 ) -> Step:
     """The gradients for queries `first`, first + 1, ... of one head, `q` (rows, d) and `do` (rows, d_v).
 
-    `place` is its batch and query head, `bias` (rows, n_k) what is added to its scores.
+    `place` is its batch and query head, `bias` (rows, n_k) what is added to its scores, `sink` the logit of its sink.
     """
     a = of.attention
     seen, hidden = visible(a, first, len(q))
@@ -166,7 +172,8 @@ def differentiate(
     scores = (exact_q * a.scale) @ of.k[seen].T
     slope = None if a.softcap is None else 1 - np.tanh(scores / a.softcap) ** 2
     shown, added = changed(a, [place], scores[None], first, seen, None if bias is None else bias[None])
-    p, over, lse = (x[0] for x in softmax(shown, hidden))
+    sinks = None if sink is None else np.full((1, 1, 1), sink)
+    p, over, lse = (x[0] for x in softmax(shown, hidden, sinks))
     p *= over
     left = 1.0 if not a.dropout else kept_weights(a, [place], first, len(q), seen)[0] / (1 - a.dropout)
     o, dp = (p * left) @ of.v[seen], (exact_do @ of.v[seen].T) * left
@@ -190,11 +197,15 @@ def differentiate(
     if keep_p:
         whole = np.zeros((len(q), a.n_k), np.float32)
         whole[:, seen] = p
-    dq = a.scale * (ds @ of.k[seen])
-    if bias is None:
-        return Step(o, lse[:, 0], dq, [b.dq for b in bounds], part, whole)
-    own = _all_keys(through, seen, a.n_k), [_all_keys(rows.each(e), seen, a.n_k) for e in errors]
-    return Step(o, lse[:, 0], dq, [b.dq for b in bounds], part, whole, *own)
+    step = Step(o, lse[:, 0], a.scale * (ds @ of.k[seen]), [b.dq for b in bounds], part, whole)
+    if bias is not None:
+        each = [_all_keys(rows.each(e), seen, a.n_k) for e in errors]
+        step = replace(step, dbias=_all_keys(through, seen, a.n_k), dbias_slack=each)
+    if sink is not None:
+        weights = np.exp(sink - lse)
+        slack = [rows.sink_error(e, sink, weights) for e in errors]
+        step = replace(step, dsink=-float((weights * d).sum()), dsink_slack=slack)
+    return step
 
 
 def _all_keys(x: Double, seen: slice, n_k: int) -> Double:
@@ -247,6 +258,13 @@ class _Rows:
         out += e.product * size_do * self.weights * size_v + self.p * self._row_error(e, size_do, p_dp)
         out += e.floor + small * (np.abs(self.dp) + np.abs(self.d) + size_do * size_v)
         return out
+
+    def sink_error(self, e: Errors, sink: float, weights: Double) -> float:
+        """How far the sum over rows of D times the sink's weight may be off, in the worst case."""
+        sized = _term(self.p * self.dp, self.of.symmetric)
+        wrong = np.expm1(e.lse * (np.abs(self.lse) + abs(sink)) + e.weight) + e.sums
+        off = self._row_error(e, np.sqrt((self.do**2).sum(-1, keepdims=True)), sized)
+        return float((weights * (wrong * np.abs(self.d) + (1 + wrong) * off)).sum())
 
     def bounds(self, e: Errors) -> _Bounds:
         """See the module's derivation."""

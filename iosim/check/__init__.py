@@ -77,7 +77,7 @@ KNOWN = (
     Known("Q K V", "O", "L", check_forward, forward_memory),
     Known("Q K", "O", "L", _check_latent, forward_memory),
     Known("S", "P", "L", check_softmax, softmax_memory),
-    Known("Q K V O dO L", "dQ dK dV", "dbias", check_backward, backward_memory),
+    Known("Q K V O dO L", "dQ dK dV", "dbias dsinks", check_backward, backward_memory),
     Known("Q K V dO P", "dQ dK dV", "dbias", check_backward, backward_memory),
 )
 
@@ -142,7 +142,7 @@ def _unknown(a: Attention, program: Program) -> str:
     shapes |= {prefix + "K": (*key, a.d) for prefix in ("", "d")} | {
         prefix + "V": (*key, a.d_v) for prefix in ("", "d")
     }
-    shapes |= {"bias": a.bias_shape, "dbias": a.bias_shape, "sinks": (a.heads,)}
+    shapes |= {"bias": a.bias_shape, "dbias": a.bias_shape, "sinks": (a.heads,), "dsinks": (a.heads,)}
     shapes |= dict.fromkeys(("P dropped", "kept"), (*query, a.n_k))
     for t in program.tensors:
         if t.role != "scratch" and t.scales is None and t.shape != shapes[t.name]:

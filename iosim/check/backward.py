@@ -20,7 +20,8 @@ What changes scores: as 12. and 13. of forward.py has it.  A soft-cap's slope is
 u (chain(d) + 16) R, by operations that take 4u.  Weights after dropout, where they are given, were rounded as P was.  A
 program that stores dP again after dropout, or dS after the soft-cap, rounds once more.
 
-The gradient of a bias that batches or heads share is checked where all of them are checked at once.
+The gradient of a bias that batches or heads share, and that of a sink, are checked where all that adds to them is
+checked at once.  The latter sums exp(sink - L) D over queries and batches.
 
 Above the budget whole key/value heads are sampled, and where one of them is too much, bands of rows of dQ and tiles of
 keys of dK and dV.  dO is then 0 outside of the band, so that what other rows add is exactly 0.
@@ -80,6 +81,10 @@ class _Piece:
         heads, rows = (self.heads, self.rows) if name == "dQ" else (self.kv, self.keys)
         return self.batch, heads, rows, (0, columns)
 
+    def sink_box(self, a: Attention) -> Box | None:
+        """The piece's part of dsinks; None where it does not have all that adds to it."""
+        return (self.heads,) if a.sinks and self.whole(a) and self.batch == (0, a.batch) else None
+
     def bias_box(self, a: Attention) -> Box | None:
         """The piece's part of dbias; None where it does not have all batches and heads that share a bias."""
         if a.bias is None or not self.whole(a):
@@ -104,6 +109,7 @@ def check_backward(a: Attention, programs: Sequence[Program], source: Source, se
                     total.results.append(exact.compare(total, wanted, kinds.index(kind), threads.map))
                     boxes.update(wanted.items())
     rows = a.batch * (a.heads * a.n_q + 2 * a.kv_heads * a.n_k) + (prod(a.bias_shape[:3]) if a.bias else 0)
+    rows += a.heads if a.sinks else 0
     return [
         total.check(sum(prod(hi - lo for lo, hi in box[:3]) for _, box in boxes), rows, _note(a, boxes))
         for total, boxes in zip(totals, done, strict=True)
@@ -127,8 +133,9 @@ def _note(a: Attention, boxes: set[tuple[str, Box]]) -> str:
     have = {name for name, _ in boxes}
     missing = [name for name in ("dQ", "dK", "dV") if name not in have]
     note = f"; not {' and '.join(missing)}, for which the program needs whole n_q x n_k matrices" if missing else ""
-    if a.bias is not None and "dbias" not in have:
-        note += "; not dbias, to which batches or heads add that are not all checked"
+    for name, there in (("dbias", a.bias is not None), ("dsinks", a.sinks)):
+        if there and name not in have:
+            note += f"; not {name}, to which batches or heads add that are not all checked"
     if any(name == "dQ" and box[2] != (0, a.n_q) for name, box in boxes):
         note += "; dO is 0 outside of sampled rows"
     return note
@@ -159,6 +166,7 @@ def errors_of(a: Attention, program: Program) -> Errors:
         from_p=given is not None,
         cap=4 * U,
         capped=U * (chain(a.d) + 16),
+        sums=U * (chain(a.batch * a.n_q) + 8),
     )
 
 
@@ -230,8 +238,8 @@ def _demands(a: Attention, program: Program, piece: _Piece) -> list[dict[str, Bo
     columns = {"dQ": a.d, "dK": a.d, "dV": a.d_v}
     boxes = {name: piece.box(name, n) for name, n in columns.items()}
     if piece.whole(a):
-        bias = piece.bias_box(a)
-        return [boxes if bias is None else {**boxes, "dbias": bias}]
+        more = {"dbias": piece.bias_box(a), "dsinks": piece.sink_box(a)}
+        return [boxes | {name: box for name, box in more.items() if box is not None}]
     out = [{"dQ": boxes["dQ"]}]
     both = {name: boxes[name] for name in ("dK", "dV")}
     for some in [both] if _affordable(a, program, both) else [{name: box} for name, box in both.items()]:
@@ -276,11 +284,12 @@ class _Exact:
             given |= {name: np.empty((*lead, a.n_k), np.float32) for name in names}
         shared = lead[0], piece.kv[1] - piece.kv[0], keys
 
-        bias = piece.bias_box(a)
+        summed = {"dbias": piece.bias_box(a), "dsinks": piece.sink_box(a)}
 
         def outputs() -> dict[str, Double]:
             out = {"dQ": np.empty((*lead, a.d)), "dK": np.empty((*shared, a.d)), "dV": np.empty((*shared, a.d_v))}
-            return out if bias is None else {**out, "dbias": np.zeros([hi - lo for lo, hi in bias])}
+            more = {name: np.zeros([hi - lo for lo, hi in box]) for name, box in summed.items() if box is not None}
+            return out | more
 
         exact = cls(a, source, piece, given, outputs(), [outputs() for _ in kinds])
         for b in range(lead[0]):
@@ -299,11 +308,19 @@ class _Exact:
             at, (lo, hi) = (b, h - piece.heads[0]), piece.rows
             q, do = source.rows("Q", batch, h, piece.rows), self.given["dO"][at].astype(np.float32)
             bias = None if a.bias is None else source.rows("bias", *self._of_bias(batch, h), piece.rows)
+            sink = float(source.rows("sinks", 0, h, (0, 1))[0, 0]) if a.sinks else None
 
-            def block(first: int, q: Single = q, do: Single = do, h: int = h, bias: Single | None = bias) -> Step:
+            def block(
+                first: int,
+                q: Single = q,
+                do: Single = do,
+                h: int = h,
+                bias: Single | None = bias,
+                sink: float | None = sink,
+            ) -> Step:
                 rows = slice(first - lo, min(first + step, hi) - lo)  # noqa: B023 - used at once
                 own = None if bias is None else bias[rows]
-                return differentiate(of, q[rows], do[rows], first, kinds, "P" in self.given, (batch, h), own)
+                return differentiate(of, q[rows], do[rows], first, kinds, "P" in self.given, (batch, h), own, sink)
 
             for first, result in zip(range(lo, hi, step), inner(block, range(lo, hi, step)), strict=True):
                 self._rows((*at, slice(first - lo, min(first + step, hi) - lo)), result)
@@ -320,6 +337,10 @@ class _Exact:
                 self._dropped(at, step.p)
         for slack, dq in zip(self.slack, step.dq_slack, strict=True):
             slack["dQ"][at] = dq
+        if "dsinks" in self.results:
+            self.results["dsinks"][at[1]] += step.dsink
+            for slack, off in zip(self.slack, step.dsink_slack, strict=True):
+                slack["dsinks"][at[1]] += off
         if step.dbias is not None and "dbias" in self.results:
             batch, head = self._of_bias(*at[:2])
             self.results["dbias"][batch, head, at[2]] += step.dbias
@@ -352,6 +373,8 @@ class _Exact:
                     for frame in (box, have)
                 )
                 out[inside] = whole[mine]
+        elif tensor.name == "sinks":
+            out = np.array([self.source.rows("sinks", 0, h, (0, 1))[0, 0] for h in range(*box[0])], np.float32)
         else:
             out = gather(self.source, tensor.name, box)[..., slice(*box[3])].copy()
         round_to(out, DTYPES[tensor.dtype])
@@ -378,5 +401,5 @@ class _Exact:
 
 
 def _place(box: Box, at: Index) -> str:
-    names = ("batch", "head", "row", "column")
+    names = ("batch", "head", "row", "column") if len(box) > 1 else ("head",)
     return ", ".join(f"{name} {lo + n}" for name, (lo, _), n in zip(names, box, at, strict=True))

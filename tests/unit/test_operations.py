@@ -237,7 +237,7 @@ def test_the_check_passes_and_notices_what_is_wrong(name: str, wrong: dict[str, 
     [
         ("flash1", {"softcap": 1.0}, "softcap: flash1 is not written for a soft-cap; flash2, flash3, "),
         ("flash3", {"bias": "full"}, "bias: flash3 is not written for an additive bias; flash2, "),
-        ("flash-backward", {"sinks": True}, "sinks: flash-backward is not written for attention sinks; no dataflow of"),
+        ("standard-backward", {"sinks": True}, "sinks: standard-backward is not written for attention sinks; flash-b"),
     ],
 )  # fmt: skip
 def test_a_refusal_says_what_and_who_else(name: str, fields: dict[str, Any], words: str) -> None:
