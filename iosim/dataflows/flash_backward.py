@@ -169,8 +169,8 @@ def _sink_gradient(p: Builder, a: Attention, bq: int, sinks: Tensor, L: Tensor, 
     with p.kernel("dsinks", h=a.heads) as (h,):
         sink = p.load("sink", sinks[rows(h, 1)])
         total = p.fill("total", shape=(1, 1), value=0)
-        with p.loop("b", 0, a.batch) as b, p.loop("i", 0, cdiv(a.n_q, bq)) as i:
-            lse, di = p.load("lse", L[b, h, rows(i, bq)]), p.load("di", D[b, h, rows(i, bq)])
+        with p.loop("b", 0, a.batch) as b, p.loop("n", 0, cdiv(a.n_q, bq)) as n:
+            lse, di = p.load("lse", L[b, h, rows(n, bq)]), p.load("di", D[b, h, rows(n, bq)])
             with p.phase("sum"):
                 part = p.mul("part", p.exp("weight", sink, lse), di)
                 p.sub(total, total, p.rowsum("sum", part.T))

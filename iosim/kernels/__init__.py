@@ -210,7 +210,10 @@ class Kernel:
         parts = None if self.file.split is None else load_dataflow(self.file.split.dataflow)
 
         def write(a: Attention, s: Schedule) -> Program:
-            program = (flow if parts is None or s.splits == 1 else parts).write(a, s)
+            chosen = flow if parts is None or s.splits == 1 else parts
+            if refusal := chosen.refusal(a):
+                raise InputError(refusal)
+            program = chosen.write(a, s)
             return with_copies(program, self.file.contiguous) if strided and self.file.contiguous else program
 
         def plan(a: Attention, hardware: Hardware, given: Mapping[str, Any], rule: Rule) -> tuple[Schedule, str]:
@@ -233,7 +236,9 @@ class Kernel:
             return flow.plan(a, machine, own, settled)[0], why
 
         uses = flow.uses if parts is None else tuple(dict.fromkeys((*flow.uses, *parts.uses)))
-        return replace(flow, name=f"{self.name} kernel", help=self.title, uses=uses, write=write, plan=plan)
+        takes = tuple(what for what in flow.takes if what != "bias" or not self.file.order)  # no order copies one
+        name = f"{self.name} kernel"
+        return replace(flow, name=name, help=self.title, uses=uses, write=write, plan=plan, takes=takes)
 
 
 def with_copies(program: Program, names: Sequence[str]) -> Program:
