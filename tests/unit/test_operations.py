@@ -238,7 +238,7 @@ def test_the_check_passes_and_notices_what_is_wrong(name: str, wrong: dict[str, 
 )
 def test_other_dataflows_take_them_too(name: str, change: dict[str, Any]) -> None:
     """In three splits a sink counts once, and each split has its part of every loop."""
-    a = Attention(n_q=64, n_k=96, d=16, heads=2, lse=True, causal=True, **change)
+    a = Attention(n_q=64, n_k=96, d=16, heads=2, lse=True, **{"causal": True, **change})
     if not change:
         a = replace(a, block_mask=BlockMask.of([[1, 0, 1], [0, 1, 1]]), sinks=True)
     made = program(a, name, replace(TILE, splits=3))
