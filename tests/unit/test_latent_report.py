@@ -18,20 +18,20 @@ SIZES = Latent(rank=512, nope=128, rope=64, value=128)
 
 @pytest.fixture(scope="module")
 def study() -> LatentStudy:
-    return latent(SIZES, 128, 2, [1024], 256, load_hardware("h200-sxm"))
+    return latent(SIZES, 128, 1, [512], 128, load_hardware("h200-sxm"))
 
 
 def test_bytes_of_the_cache_and_of_a_step(study: LatentStudy) -> None:
     """A token is 576 numbers as a latent, 128 heads of 192 + 128 expanded; 64 of the 128 heads read it at one time."""
     absorbed, expanded, anew = study.decode
-    tokens = 2 * 1024  # of both sequences
+    tokens = 512
     assert [f.form for f in study.decode] == ["absorbed", "expanded", "anew"]
     assert (absorbed.cache_bytes, expanded.cache_bytes, anew.cache_bytes) == (1152, 81920, 1152)
     assert (absorbed.asked_bytes, absorbed.dram_bytes) == (2 * tokens * 1152, tokens * 1152)
     assert expanded.asked_bytes == anew.asked_bytes == expanded.dram_bytes == tokens * 81920
     assert [(f.form, f.queries, f.run.dataflow.name) for f in study.prefill] == [
-        ("absorbed", 256, "mla"),
-        ("anew", 256, "flash2"),
+        ("absorbed", 128, "mla"),
+        ("anew", 128, "flash2"),
     ]
 
 
@@ -39,11 +39,11 @@ def test_products_by_hand(study: LatentStudy) -> None:
     """A latent and 128 heads of 128 + 128 numbers: 2 * 512 * 32,768 FLOPs; weights of 512 x 32,768 in 2 bytes."""
     absorbed, expanded, anew = study.decode
     each, weights = 2 * 512 * 32768, 512 * 32768
-    assert absorbed.products.flops == expanded.products.flops == 2 * each  # of one new token, or query, a sequence
-    assert anew.products.flops == 2048 * each
-    assert absorbed.products.bytes == 2 * (weights + 2 * 128 * (128 + 512 + 512 + 128))
-    assert expanded.products.bytes == 2 * (weights + 2 * (512 + 32768))
-    assert anew.products.bytes == 2 * (weights + 2048 * (512 + 32768))
+    assert absorbed.products.flops == expanded.products.flops == each  # of one new token, or query
+    assert anew.products.flops == 512 * each
+    assert absorbed.products.bytes == 2 * (weights + 128 * (128 + 512 + 512 + 128))
+    assert expanded.products.bytes == 2 * (weights + 512 + 32768)
+    assert anew.products.bytes == 2 * (weights + 512 * (512 + 32768))
     assert absorbed.products.seconds == pytest.approx(absorbed.products.bytes / (4800e9 * 0.9675))
     assert anew.products.seconds == pytest.approx(anew.products.flops / 989.4e12, rel=1e-3)
 
