@@ -113,9 +113,12 @@ class Dataflow:
 
 
 def _laid_out(program: Program, a: Attention) -> Program:
-    """The program with the strides of the problem's layout."""
+    """The program with the strides of the problem's layout; raises InputError where it has nothing that lies so."""
     strides = strides_of(a)
-    own = {t.name: strides[t.name] for t in program.tensors if t.role != "scratch" and t.name in strides}
+    moved = [t for t in program.tensors if t.role != "scratch" and t.name in strides]
+    own = {t.name: strides[t.name] for t in moved if len(t.shape) == len(strides[t.name].steps)}
+    if strides and not own:
+        raise InputError(f"layout: changes nothing in {program.name}, which has no Q, K, V or O (batch, heads, n, d)")
     return replace(program, strides=own) if own else program
 
 

@@ -15,7 +15,8 @@ A tile of rows of `width` bytes, `pitch` bytes apart, is no one run of bytes.  F
 So with p pieces fetched and b broken runs for a row, a tile takes DRAM (p + broken b) access / width times as long as
 one run of as many bytes.  All numbers are measured on an H200: sectors and pieces by counters, exactly; the others are
 fitted to the rates of loads and stores in iosim/data/h200_rows.csv (tests/unit/test_layout.py holds the model against
-it, and against decoding calls of h200_layouts.csv, to which nothing is fitted).
+it, and against the calls of h200_layouts.csv, to which nothing is fitted: whole runs are 4 % off in decoding, 2 % in
+prefills).
 
 Limits.  Loads of rows of 64 bytes and more, up to 16 KiB apart: 4 % off in the mean and 19 % at worst, mostly on the
 fast side (rows of 128 bytes take 8 % longer from 2 KiB apart on).  Stores: 15 % and 50 %, short runs faster than they

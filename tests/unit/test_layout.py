@@ -212,6 +212,29 @@ def test_decoding_in_other_layouts_takes_as_much_longer_as_is_measured() -> None
     assert max(off["prefill"]) < 0.06
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("decode", "dataflow", "typical", "worst"), [(True, "split-kv", 0.05, 0.14), (False, "flash2", 0.03, 0.14)]
+)
+def test_whole_runs_slow_down_as_measured(decode: bool, dataflow: str, typical: float, worst: float) -> None:
+    """Time in a layout over that in bhsd, of PyTorch's flash2 and cuDNN; over all calls 4 and 2 % off in the mean."""
+    calls = [r for r in rows_of("h200_layouts.csv") if (r["n_q"] == "1") == decode and r["d"] in ("64", "80", "96")]
+    calls = [r for r in calls if r["impl"] == ("cudnn" if decode else "flash2") and r["n_k"] in ("4096", "2048")]
+    fields = ("batch", "heads", "kv_heads", "n_q", "n_k", "d")
+    plain: dict[tuple[int, ...], tuple[float, float]] = {}
+    off = []
+    for r in calls:  # bhsd comes first of each shape
+        shape = tuple(int(r[name]) for name in fields)
+        a = Attention(**dict(zip(fields, shape, strict=True)), layout=r["layout"])
+        seconds = iosim.run(a, dataflow=dataflow, hardware="h200-sxm", check=False).seconds or 0
+        ours, measured = plain.setdefault(shape, (seconds, float(r["ms"])))
+        if r["layout"] != "bhsd":
+            off.append(abs(seconds / ours - float(r["ms"]) / measured))
+    assert len(off) == 12
+    assert mean(off) < typical
+    assert max(off) < worst
+
+
 # ---------------------------------------------------------------- in a run
 
 
@@ -286,6 +309,11 @@ def test_a_layout_that_is_none_is_refused(layout: str, words: str) -> None:
     with pytest.raises(InputError) as error:
         replace(SHAPE, layout=layout)
     assert str(error.value).startswith(words)
+
+
+def test_a_dataflow_that_has_no_such_tensor_refuses_a_layout() -> None:
+    with pytest.raises(InputError, match="layout: changes nothing in softmax-safe, which has no Q, K, V or O"):
+        iosim.run(replace(SHAPE, layout="bshd"), dataflow="softmax-safe", check=False)
 
 
 def test_the_command_says_what_it_costs(iosim: Iosim) -> None:
