@@ -172,7 +172,8 @@ def _sink_gradient(p: Builder, a: Attention, bq: int, sinks: Tensor, L: Tensor, 
         with p.loop("b", 0, a.batch) as b, p.loop("n", 0, cdiv(a.n_q, bq)) as n:
             lse, di = p.load("lse", L[b, h, rows(n, bq)]), p.load("di", D[b, h, rows(n, bq)])
             with p.phase("sum"):
-                part = p.mul("part", p.exp("weight", sink, lse), di)
+                top = p.max("top", lse, sink)  # L, and in rows beyond n_q, where D is 0, nothing that overflows
+                part = p.mul("part", p.exp("weight", sink, top), di)
                 p.sub(total, total, p.rowsum("sum", part.T))
         p.store(out[rows(h, 1)], total)
 
