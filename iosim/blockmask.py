@@ -71,6 +71,11 @@ class BlockMask:
             start = end
         return out
 
+    @property
+    def turned(self) -> BlockMask:
+        """The table with rows and columns exchanged: which blocks of queries each block of keys is seen by."""
+        return BlockMask(tuple(bytes(column) for column in zip(*self.rows, strict=True)), self.origin)
+
     def boxes(self, n_q: int, n_k: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
         """The runs as ranges of queries and of keys."""
         height, width = self.size(n_q, n_k)

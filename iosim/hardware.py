@@ -232,6 +232,10 @@ class _Hbm(_Table):
     read_efficiency: _Fraction
     mixed_efficiency: _Fraction  # one stream read, one written
     latency_cycles: _ZeroOrAmount
+    # Of rows that do not follow each other (iosim/memory/rows.py); as on an H200 where they are not given.
+    access_bytes: _CountKnown | None = None  # that are read at a time
+    broken_pieces: _ZeroOrAmountKnown | None = None  # what a short run costs beyond its bytes, in such pieces
+    broken_among_pieces: _ZeroOrAmountKnown | None = None  # where neighbours are read at the same time
 
 
 class _Cache(_Table):
@@ -245,6 +249,8 @@ class _Cache(_Table):
     write_bandwidth_gb_per_s: _AmountKnown | None = None  # the same as for reads where it is not given
     add_bandwidth_gb_per_s: _AmountKnown | None = None  # of fp32 reductions, payload; the same as for writes
     latency_cycles: _ZeroOrAmount
+    sector_bytes: _CountKnown | None = None  # that are asked for at a time; as on an H200 where they are not given
+    line_bytes: _CountKnown | None = None
 
 
 class _Sram(_Table):
@@ -548,6 +554,7 @@ class Hardware:
     exp_rate: int | None = field(repr=False)  # exponentials
     vector_rate: int | None = field(repr=False)  # lane operations; an FMA is one, and two FLOPs
     alu_rate: int | None = field(repr=False)  # maxima, comparisons, conversions
+    grain: Mapping[str, float | None] = field(repr=False, hash=False)  # of rows, see iosim/memory/rows.py
     issue_rate: int | None = field(repr=False)  # instructions of a lane, whichever unit carries them out
     barrier_ps: tuple[int, int] = field(repr=False)  # of a block, and for each of its warps
     reduce_ps: int = field(repr=False)
@@ -981,6 +988,7 @@ def _convert(profile: _Profile, content: str) -> Hardware:
         exp_rate=_per_second(profile.exp.ops_per_clock, clock),
         vector_rate=_per_second(profile.vector.lanes_per_clock, clock),
         alu_rate=_per_second(profile.vector.alu_lanes_per_clock or profile.vector.lanes_per_clock, clock),
+        grain=_grain(memory),
         issue_rate=_per_second(profile.vector.issue_lanes_per_clock or profile.vector.lanes_per_clock, clock),
         barrier_ps=(
             _optional_ps(processor.barrier_cycles, clock),
@@ -1012,6 +1020,18 @@ def _device_memory(hbm: _Hbm, clock: Quantity) -> DeviceMemory:
         mixed_efficiency=float(cast("float", hbm.mixed_efficiency.value)),
         latency_ps=_picoseconds(hbm.latency_cycles, clock),
     )
+
+
+def _grain(memory: _Memory) -> dict[str, float | None]:
+    """The numbers of memory.rows.Grain that a profile gives, None for others."""
+    cache, hbm = memory.l2 or memory.l3, memory.hbm
+    return {
+        "sector": None if cache is None else _optional(cache.sector_bytes, None),
+        "line": None if cache is None else _optional(cache.line_bytes, None),
+        "access": _optional(hbm.access_bytes, None),
+        "broken": getattr(hbm.broken_pieces, "value", None),
+        "broken_among": getattr(hbm.broken_among_pieces, "value", None),
+    }
 
 
 def _cache(cache: _Cache, clock: Quantity) -> Cache:

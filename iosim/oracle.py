@@ -115,9 +115,9 @@ def attend(
     exact_q = q.astype(np.float64)
     reach = a.scale * np.sqrt((exact_q**2).sum(-1, keepdims=True)) * heads.largest_k
     scores = (exact_q * a.scale) @ heads.k[:, keys].swapaxes(-1, -2)
-    scores, added = changed(heads, scores, first, keys, bias)
-    reach = reach + added
-    left = _kept(heads, first, q.shape[1], keys) if a.dropout else None
+    scores, added = changed(a, heads.places, scores, first, keys, bias)
+    reach = reach + (added if heads.sinks is None else np.maximum(added, np.abs(heads.sinks)))
+    left = kept_weights(a, heads.places, first, q.shape[1], keys) if a.dropout else None
     ratios = [_score_ratio(s[..., keys], scores, reach, hidden, slack) for s in stored]
     wrong = slack.range * reach + slack.weight
     out = [_output(heads, scores, keys, hidden, slack.score * reach + wrong, slack, np.zeros(q.shape[:2]), left)]
@@ -128,15 +128,18 @@ def attend(
 
 
 def changed(
-    heads: Heads, scores: Double, first: int, keys: slice, bias: Single | None
+    a: Attention, places: Sequence[tuple[int, int]], scores: Double, first: int, keys: slice, bias: Single | None
 ) -> tuple[Double, Double | float]:
-    """Scores with a soft-cap, ALiBi and a bias; and by row the most that is added, or that a sink's logit is."""
-    a, added = heads.attention, None
+    """Scores (heads, rows, keys) with a soft-cap, ALiBi and a bias; and by row the most that is added.
+
+    `places` are the batch and the query head of each of the heads.
+    """
+    added = None
     if a.softcap is not None:
         scores = a.softcap * np.tanh(scores / a.softcap)
     if a.alibi:
         query, key = np.arange(scores.shape[1])[:, None] + first + a.diagonal, np.arange(keys.start, keys.stop)
-        slopes = np.array([_slope(head, a.heads) for _, head in heads.places])
+        slopes = np.array([_slope(head, a.heads) for _, head in places])
         added = -slopes[:, None, None] * np.abs(query - key)
     if bias is not None:
         added = bias[..., keys].astype(np.float64) + (0 if added is None else added)
@@ -144,14 +147,16 @@ def changed(
     if added is not None:
         scores = scores + added
         most = np.abs(added).max(-1, keepdims=True)
-    return scores, most if heads.sinks is None else np.maximum(most, np.abs(heads.sinks))
+    return scores, most
 
 
-def _kept(heads: Heads, first: int, rows: int, keys: slice) -> NDArray[np.bool_]:
+def kept_weights(
+    a: Attention, places: Sequence[tuple[int, int]], first: int, rows: int, keys: slice
+) -> NDArray[np.bool_]:
     """Which weights dropout leaves; the random numbers are part of the problem, so that they are made as kernels do."""
-    batch, head = (np.array(column) for column in zip(*heads.places, strict=True))
+    batch, head = (np.array(column) for column in zip(*places, strict=True))
     query = np.broadcast_to(np.arange(first, first + rows), (len(head), rows))
-    return kept(batch, head, query, keys.start, keys.stop - keys.start, heads.attention.dropout)
+    return kept(batch, head, query, keys.start, keys.stop - keys.start, a.dropout)
 
 
 def _slope(head: int, heads: int) -> float:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 from iosim.dtypes import dtype
 from iosim.errors import InputError, nearest
+from iosim.strides import parse
 
 if TYPE_CHECKING:
     from iosim.blockmask import BlockMask
@@ -24,6 +25,7 @@ ACCUMULATORS = ("fp32", "fp16")
 BIASES = ("shared", "heads", "full")  # one matrix, one for each query head, one for each batch and head
 LEAST_CAP, MOST_CAP = 2.0**-10, 2.0**20
 MOST_DROPPED = 0.99
+LAYOUT = "bhsd"
 FEATURES = {  # what a dataflow must be written for to take a problem: the field that asks for it, and in words
     "fp8": ("dtype", "fp8"),
     "fp16 accumulator": ("accumulator", "an fp16 accumulator"),
@@ -64,6 +66,9 @@ class Attention:
     `dropout` is the probability with which a weight is set to 0 after the softmax; the others grow by 1 / (1 - it).
     Which, is said by iosim.philox: a function of the element's place alone.
 
+    `layout` says where the elements of Q, K, V and O lie in device memory (see iosim.strides): "bhsd", "bshd" or
+    "packed", with padding like "bhsd+8".  It changes no value, but which bytes are fetched beside those asked for.
+
     Raises InputError for a value out of range, with the value and what is allowed.
     """
 
@@ -87,6 +92,7 @@ class Attention:
     global_tokens: int = 0
     dropout: float = 0.0
     block_mask: BlockMask | None = None
+    layout: str = LAYOUT
 
     def __post_init__(self) -> None:
         for name, of in (("n_k", self.n_q), ("d_v", self.d), ("kv_heads", self.heads)):
@@ -118,6 +124,7 @@ class Attention:
         if self.accumulator == "fp16" and self.dtype != "fp16":
             why = "sums of scaled fp8 values overflow it" if self.is_fp8 else "matrix units have fp32 only for it"
             raise InputError(f"accumulator: fp16 goes with fp16 data, not with {self.dtype}: {why}")
+        parse(self.layout)
         self._require_operations()
 
     def _require_operations(self) -> None:

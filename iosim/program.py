@@ -19,12 +19,15 @@ from dataclasses import dataclass, field
 from math import prod
 from textwrap import wrap
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from iosim.dtypes import dtype as dtype_of
 from iosim.errors import InputError
 from iosim.index import Ex, Expr, Index, Times, affine, at, cdiv, indices, least, most, named, plus
 from iosim.ops import OPS, Shape
+
+if TYPE_CHECKING:
+    from iosim.strides import Strides
 
 Role: TypeAlias = Literal["in", "out", "scratch"]
 
@@ -238,9 +241,12 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Program:
+    """`strides` are those of tensors, by name, that do not lie in device memory as their axes stand (iosim.strides)."""
+
     name: str
     tensors: tuple[Tensor, ...]
     kernels: tuple[Kernel, ...]
+    strides: Mapping[str, Strides] = field(default_factory=dict, hash=False)
 
 
 def walk(
@@ -632,6 +638,8 @@ def show(program: Program) -> str:
     out = [f"program {program.name}"]
     for t in program.tensors:
         of = "" if t.scales is None else f", scales of {t.scales.rows} rows of {t.scales.tensor} each"
+        if (lies := program.strides.get(t.name)) is not None:
+            of += f", strides {', '.join(map(str, lies.steps))}" + (f" from {lies.first}" if lies.first else "")
         out.append(f"  {t.role:7} {t.name} ({', '.join(map(str, t.shape))}) {t.dtype}{of}")
     for kernel in program.kernels:
         axes = ", ".join(f"{axis} < {extent}" for axis, extent in kernel.grid)

@@ -121,17 +121,28 @@ def forward(a: Attention, x: Mapping[str, Double]) -> dict[str, Double]:
 def backward(a: Attention, x: Mapping[str, Double]) -> dict[str, Double]:
     """The gradients of the sum of dO * O."""
     known = forward(a, x)
-    dP = x["dO"] @ shared(a, x["V"]).swapaxes(-1, -2)
-    dS = known["P"] * (dP - (dP * known["P"]).sum(-1, keepdims=True)) / np.sqrt(a.d)
+    left = kept(a) if a.dropout else 1.0
+    dP = x["dO"] @ shared(a, x["V"]).swapaxes(-1, -2) * left
+    D = (dP * known["P"]).sum(-1, keepdims=True)
+    through = known["P"] * (dP - D)  # what a bias gets
+    dS = through / np.sqrt(a.d)
+    if a.softcap is not None:
+        dS = dS / np.cosh(x["Q"] @ shared(a, x["K"]).swapaxes(-1, -2) / np.sqrt(a.d) / a.softcap) ** 2
 
     def over_group(y: Double) -> Double:
         return y.reshape(a.batch, a.kv_heads, a.group, *y.shape[2:]).sum(2)
 
-    return {
+    out = {
         "dQ": dS @ shared(a, x["K"]),
         "dK": over_group(dS.swapaxes(-1, -2) @ x["Q"]),
-        "dV": over_group(known["P"].swapaxes(-1, -2) @ x["dO"]),
+        "dV": over_group((known["P"] * left).swapaxes(-1, -2) @ x["dO"]),
     }
+    if a.bias is not None:
+        axes = {"shared": (0, 1), "heads": (0,), "full": ()}[a.bias]
+        out["dbias"] = through.sum(axes, keepdims=True)
+    if a.sinks:
+        out["dsinks"] = -(np.exp(x["sinks"][:, None] - known["L"]) * D[..., 0]).sum((0, 2))
+    return out
 
 
 # ---------------------------------------------------------------- running a program
@@ -380,6 +391,8 @@ def check_split_kv(a: Attention, s: Schedule, program: Program) -> None:
     if a.bias is not None:
         elements = pieces(a.n_q, s.block_q) @ visits(a, s) @ pieces(a.n_k, s.block_k)
         expected["bias"] = {"read": heads * int(elements) * e}
+    if a.sinks:  # where the parts are combined
+        expected["sinks"] = {"read": 4 * heads * len(visits(a, s))}
     assert_bytes(program, expected)
     assert ledger(program).extra_bytes == parts * (a.d_v + 1)
     return None
@@ -414,8 +427,10 @@ def check_mla(a: Attention, s: Schedule, program: Program) -> None:
 def check_backward(a: Attention, program: Program) -> None:
     inputs = forward_inputs(a) | {"dO": normal(a, "dO", (a.batch, a.heads, a.n_q, a.d_v))}
     exact = backward(a, inputs)
-    got = outputs(program, inputs | forward(a, inputs))
-    assert got.keys() == {"dQ", "dK", "dV"}
+    known = forward(a, inputs)
+    left = kept(a) if a.dropout else np.ones_like(known["P"])
+    got = outputs(program, inputs | known | {"P dropped": known["P"] * left, "kept": (left > 0).astype(np.float64)})
+    assert got.keys() == exact.keys()
     for name, gradient in got.items():
         assert_close(a, gradient, exact[name], roundings=32, name=name)
 
@@ -444,8 +459,22 @@ def check_flash_backward(a: Attention, s: Schedule, program: Program) -> None:
     for name, d in (("dK sum", a.d), ("dV sum", a.d_v)):
         once = keys * d * 4 if a.group > 1 else 0
         expected[name] = {"write": once, "add": once * a.group, "read": once}
+    if a.bias is not None:  # tiles that are visited; of a bias for each head and batch stored, after zeros under a mask
+        elements = heads * int(pieces(a.n_q, s.block_q) @ visits(a, s) @ pieces(a.n_k, s.block_k))
+        whole = a.n_q * a.n_k * {"shared": 1, "heads": a.heads, "full": heads}[a.bias]
+        expected["bias"] = {"read": elements * e}
+        if a.bias == "full":
+            zeros = 0 if visible(a).all() and a.window is None and not a.causal else whole
+            expected["dbias"] = {"write": (elements + zeros) * e}
+        else:
+            expected["dbias sum"] = {"write": whole * 4, "add": elements * 4, "read": whole * 4}
+            expected["dbias"] = {"write": whole * e}
+    if a.sinks:  # L and D once more
+        expected |= {"sinks": {"read": 4 * a.heads}, "dsinks": {"write": 4 * a.heads}}
+        for name in "LD":
+            expected[name]["read"] += rows * 4
     assert_bytes(program, expected)
-    statistics = sum(n for name in "LD" for n in expected[name].values())
+    statistics = sum(n for name in ("L", "D", "sinks", "dsinks") for n in expected.get(name, {}).values())
     assert ledger(program).paper_hbm_bytes == sum(n for row in expected.values() for n in row.values()) - statistics
 
 
@@ -476,6 +505,24 @@ def check_standard_backward(a: Attention, s: Schedule, program: Program) -> None
         expected["dP"]["read"] = matrix
         expected["P dP"] = {"write": matrix, "read": matrix * passes}
         more += 3 * matrix
+    if a.dropout:  # dV is made of what is left of P; a kernel takes what is dropped out of dP
+        expected["P dropped"] = {"read": matrix * v_tiles}
+        expected["P"]["read"] -= matrix * v_tiles
+        expected["dP dropped"] = {"write": matrix, "read": expected["dP"]["read"]}
+        expected["dP"]["read"] = matrix
+        expected["kept"] = {"read": heads * a.n_q * a.n_k}
+        more += 2 * matrix + heads * a.n_q * a.n_k
+    if a.softcap is not None:  # the product of Q and K again
+        expected["dS through cap"] = {"write": matrix, "read": expected["dS"]["read"]}
+        expected["dS"]["read"] = matrix
+        expected["Q"]["read"] += q * k_tiles
+        expected["K"]["read"] += k * q_tiles
+        more += 2 * matrix + q + k // a.group
+    if a.bias is not None:
+        expected["dS"]["read"] += matrix
+        shares = {"shared": heads, "heads": a.batch, "full": 1}[a.bias]
+        expected["dbias"] = {"write": heads * a.n_q * a.n_k * e // shares}
+        more += matrix + expected["dbias"]["write"]
     if "copy" in s.separate:
         expected["dK strided"] = {"write": k // a.group, "read": k // a.group}
         more += 2 * k // a.group

@@ -39,7 +39,7 @@ LATENT_ELEMENTS, LATENT_ROWS = 2**27, 32  # copies of K and V that are made; abo
 BUDGET = 2**25  # (query, key) pairs checked: two heads of n = 4096
 
 
-BESIDE = {"bias", "sinks"}
+BESIDE = {"bias", "sinks", "P dropped", "kept"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,8 @@ KNOWN = (
     Known("Q K V", "O", "L", check_forward, forward_memory),
     Known("Q K", "O", "L", _check_latent, forward_memory),
     Known("S", "P", "L", check_softmax, softmax_memory),
-    Known("Q K V O dO L", "dQ dK dV", "", check_backward, backward_memory),
-    Known("Q K V dO P", "dQ dK dV", "", check_backward, backward_memory),
+    Known("Q K V O dO L", "dQ dK dV", "dbias dsinks", check_backward, backward_memory),
+    Known("Q K V dO P", "dQ dK dV", "dbias", check_backward, backward_memory),
 )
 
 
@@ -142,7 +142,8 @@ def _unknown(a: Attention, program: Program) -> str:
     shapes |= {prefix + "K": (*key, a.d) for prefix in ("", "d")} | {
         prefix + "V": (*key, a.d_v) for prefix in ("", "d")
     }
-    shapes |= {"bias": a.bias_shape, "sinks": (a.heads,)}
+    shapes |= {"bias": a.bias_shape, "dbias": a.bias_shape, "sinks": (a.heads,), "dsinks": (a.heads,)}
+    shapes |= dict.fromkeys(("P dropped", "kept"), (*query, a.n_k))
     for t in program.tensors:
         if t.role != "scratch" and t.scales is None and t.shape != shapes[t.name]:
             return f"not checked: {t.name} has the shape {t.shape}, that of the problem is {shapes[t.name]}"

@@ -16,6 +16,13 @@ is, with the names of forward.py:
  6. The sums over n_k keys, or n_q queries of every head of a group, in float32: u chain(n).  Scaling adds 2u, and
     rounding to the dtype of the output r and half the smallest number.
 
+What changes scores: as 12. and 13. of forward.py has it.  A soft-cap's slope is made of a score wrong by
+u (chain(d) + 16) R, by operations that take 4u.  Weights after dropout, where they are given, were rounded as P was.  A
+program that stores dP again after dropout, or dS after the soft-cap, rounds once more.
+
+The gradient of a bias that batches or heads share, and that of a sink, are checked where all that adds to them is
+checked at once.  The latter sums exp(sink - L) D over queries and batches.
+
 Above the budget whole key/value heads are sampled, and where one of them is too much, bands of rows of dQ and tiles of
 keys of dK and dV.  dO is then 0 outside of the band, so that what other rows add is exactly 0.
 """
@@ -38,7 +45,7 @@ from iosim.gradient import Errors, Operands, Step, Sums, differentiate
 from iosim.interpreters.narrow import narrowed
 from iosim.interpreters.region import Box, Range, region
 from iosim.interpreters.replay import Mapper, Replayer
-from iosim.oracle import visible
+from iosim.oracle import kept_weights, visible
 from iosim.parallel import workers
 from iosim.program import Program, Span, Store, Tensor, walk
 from iosim.rounding import round_to
@@ -74,6 +81,19 @@ class _Piece:
         heads, rows = (self.heads, self.rows) if name == "dQ" else (self.kv, self.keys)
         return self.batch, heads, rows, (0, columns)
 
+    def sink_box(self, a: Attention) -> Box | None:
+        """The piece's part of dsinks; None where it does not have all that adds to it."""
+        return (self.heads,) if a.sinks and self.whole(a) and self.batch == (0, a.batch) else None
+
+    def bias_box(self, a: Attention) -> Box | None:
+        """The piece's part of dbias; None where it does not have all batches and heads that share a bias."""
+        if a.bias is None or not self.whole(a):
+            return None
+        batch, heads = a.bias_shape[:2]
+        if (batch == 1 and self.batch != (0, a.batch)) or (heads == 1 and self.heads != (0, a.heads)):
+            return None
+        return self.batch if batch > 1 else (0, 1), self.heads if heads > 1 else (0, 1), self.rows, (0, a.n_k)
+
 
 def check_backward(a: Attention, programs: Sequence[Program], source: Source, seed: int, budget: int) -> list[Check]:
     """Compare dQ, dK and dV of several programs with one float64 computation."""
@@ -88,7 +108,8 @@ def check_backward(a: Attention, programs: Sequence[Program], source: Source, se
                 for wanted in _demands(a, total.program, piece):
                     total.results.append(exact.compare(total, wanted, kinds.index(kind), threads.map))
                     boxes.update(wanted.items())
-    rows = a.batch * (a.heads * a.n_q + 2 * a.kv_heads * a.n_k)
+    rows = a.batch * (a.heads * a.n_q + 2 * a.kv_heads * a.n_k) + (prod(a.bias_shape[:3]) if a.bias else 0)
+    rows += a.heads if a.sinks else 0
     return [
         total.check(sum(prod(hi - lo for lo, hi in box[:3]) for _, box in boxes), rows, _note(a, boxes))
         for total, boxes in zip(totals, done, strict=True)
@@ -112,6 +133,9 @@ def _note(a: Attention, boxes: set[tuple[str, Box]]) -> str:
     have = {name for name, _ in boxes}
     missing = [name for name in ("dQ", "dK", "dV") if name not in have]
     note = f"; not {' and '.join(missing)}, for which the program needs whole n_q x n_k matrices" if missing else ""
+    for name, there in (("dbias", a.bias is not None), ("dsinks", a.sinks)):
+        if there and name not in have:
+            note += f"; not {name}, to which batches or heads add that are not all checked"
     if any(name == "dQ" and box[2] != (0, a.n_q) for name, box in boxes):
         note += "; dO is 0 outside of sampled rows"
     return note
@@ -123,20 +147,26 @@ def errors_of(a: Attention, program: Program) -> Errors:
     given = DTYPES[tensors["P"].dtype] if _has(program, "P") else None
     stored = DTYPES[tensors["dP"].dtype] if "dP" in tensors else None
     r, half = data.roundoff, max(data.smallest / 2, FLUSH)
-    dp, sums = stored.roundoff if stored else 0.0, U * chain(max(a.n_k, a.n_q * a.group))
+    sums = U * chain(max(a.n_k, a.n_q * a.group, a.batch * a.heads if a.bias else 1))
+    times = 1 + ("dP dropped" in tensors)
+    dp, capped = times * stored.roundoff if stored else 0.0, "dS through cap" in tensors
+    changed = not {"soft-cap", "ALiBi", "bias"}.isdisjoint(a.features)
     again = r if given is None or given.roundoff < r else 0.0
     return Errors(
-        score=0.0 if given else U * (chain(a.d) + 5),
+        score=0.0 if given else U * (chain(a.d) + 5 + 16 * changed),
         lse=0.0 if given else 6 * U,
         weight=given.roundoff + U if given else 8 * U,
         least=max(given.smallest / 2, FLUSH) if given else FLUSH,
-        values=again + sums + 2 * U,
-        scores=r + dp + sums + 4 * U,
+        values=again + sums + 4 * U,
+        scores=r * (1 + capped) + dp + sums + 8 * U,
         product=U * chain(a.d_v),
-        floor=half + (max(stored.smallest / 2, FLUSH) if stored else 0),
+        floor=half * (1 + capped) + (times * max(stored.smallest / 2, FLUSH) / (1 - a.dropout) if stored else 0),
         row=given.roundoff + dp + U * (chain(a.n_k) + 2) if given else r + U * (chain(a.d_v) + 2),
         row_floor=data.smallest / 2,
         from_p=given is not None,
+        cap=4 * U,
+        capped=U * (chain(a.d) + 16),
+        sums=U * (chain(a.batch * a.n_q) + 8),
     )
 
 
@@ -149,8 +179,12 @@ def _pieces(a: Attention, programs: Sequence[Program], seed: int, budget: int) -
     random = np.random.default_rng([seed, a.n_q])
     if a.batch * a.kv_heads <= MOST_HEADS and a.batch * a.kv_heads * pairs <= budget:
         together = max(1, BAND_PAIRS // pairs)
-        for batch in cut(a.batch, max(1, together // a.kv_heads)):
-            for kv in cut(a.kv_heads, together):
+        batches, heads = max(1, together // a.kv_heads), together
+        if a.bias is not None:  # what shares one goes together
+            batches = batches if a.bias_shape[0] > 1 else a.batch
+            heads = heads if a.bias_shape[1] > 1 else a.kv_heads
+        for batch in cut(a.batch, batches):
+            for kv in cut(a.kv_heads, heads):
                 yield _whole(a, batch, kv)
     elif pairs <= budget:
         count = min(max(1, budget // SAMPLED // pairs), MOST_BANDS, a.batch * a.kv_heads)
@@ -204,7 +238,8 @@ def _demands(a: Attention, program: Program, piece: _Piece) -> list[dict[str, Bo
     columns = {"dQ": a.d, "dK": a.d, "dV": a.d_v}
     boxes = {name: piece.box(name, n) for name, n in columns.items()}
     if piece.whole(a):
-        return [boxes]
+        more = {"dbias": piece.bias_box(a), "dsinks": piece.sink_box(a)}
+        return [boxes | {name: box for name, box in more.items() if box is not None}]
     out = [{"dQ": boxes["dQ"]}]
     both = {name: boxes[name] for name in ("dK", "dV")}
     for some in [both] if _affordable(a, program, both) else [{name: box} for name, box in both.items()]:
@@ -245,11 +280,16 @@ class _Exact:
         given: dict[str, Single | Double] = {"O": np.empty((*lead, a.d_v)), "L": np.empty(lead)}
         given["dO"] = gather(source, "dO", (piece.batch, piece.heads, rows, (0, a.d_v)))
         if keep_p:
-            given["P"] = np.empty((*lead, a.n_k), np.float32)
+            names = ("P", "P dropped", "kept") if a.dropout else ("P",)
+            given |= {name: np.empty((*lead, a.n_k), np.float32) for name in names}
         shared = lead[0], piece.kv[1] - piece.kv[0], keys
 
+        summed = {"dbias": piece.bias_box(a), "dsinks": piece.sink_box(a)}
+
         def outputs() -> dict[str, Double]:
-            return {"dQ": np.empty((*lead, a.d)), "dK": np.empty((*shared, a.d)), "dV": np.empty((*shared, a.d_v))}
+            out = {"dQ": np.empty((*lead, a.d)), "dK": np.empty((*shared, a.d)), "dV": np.empty((*shared, a.d_v))}
+            more = {name: np.zeros([hi - lo for lo, hi in box]) for name, box in summed.items() if box is not None}
+            return out | more
 
         exact = cls(a, source, piece, given, outputs(), [outputs() for _ in kinds])
         for b in range(lead[0]):
@@ -267,10 +307,20 @@ class _Exact:
         for h in range(max(piece.heads[0], head * a.group), min(piece.heads[1], (head + 1) * a.group)):
             at, (lo, hi) = (b, h - piece.heads[0]), piece.rows
             q, do = source.rows("Q", batch, h, piece.rows), self.given["dO"][at].astype(np.float32)
+            bias = None if a.bias is None else source.rows("bias", *self._of_bias(batch, h), piece.rows)
+            sink = float(source.rows("sinks", 0, h, (0, 1))[0, 0]) if a.sinks else None
 
-            def block(first: int, q: Single = q, do: Single = do) -> Step:
+            def block(
+                first: int,
+                q: Single = q,
+                do: Single = do,
+                h: int = h,
+                bias: Single | None = bias,
+                sink: float | None = sink,
+            ) -> Step:
                 rows = slice(first - lo, min(first + step, hi) - lo)  # noqa: B023 - used at once
-                return differentiate(of, q[rows], do[rows], first, kinds, "P" in self.given)
+                own = None if bias is None else bias[rows]
+                return differentiate(of, q[rows], do[rows], first, kinds, "P" in self.given, (batch, h), own, sink)
 
             for first, result in zip(range(lo, hi, step), inner(block, range(lo, hi, step)), strict=True):
                 self._rows((*at, slice(first - lo, min(first + step, hi) - lo)), result)
@@ -283,8 +333,32 @@ class _Exact:
         self.given["O"][at], self.given["L"][at], self.results["dQ"][at] = step.o, step.lse, step.dq
         if step.p is not None:
             self.given["P"][at] = step.p
+            if self.attention.dropout:
+                self._dropped(at, step.p)
         for slack, dq in zip(self.slack, step.dq_slack, strict=True):
             slack["dQ"][at] = dq
+        if "dsinks" in self.results:
+            self.results["dsinks"][at[1]] += step.dsink
+            for slack, off in zip(self.slack, step.dsink_slack, strict=True):
+                slack["dsinks"][at[1]] += off
+        if step.dbias is not None and "dbias" in self.results:
+            batch, head = self._of_bias(*at[:2])
+            self.results["dbias"][batch, head, at[2]] += step.dbias
+            for slack, each in zip(self.slack, step.dbias_slack, strict=True):
+                slack["dbias"][batch, head, at[2]] += each
+
+    def _dropped(self, at: tuple[int, int, slice], p: Single) -> None:
+        """What a forward pass keeps of dropout, for some rows of one head."""
+        a, piece = self.attention, self.piece
+        place, first = (piece.batch[0] + at[0], piece.heads[0] + at[1]), piece.rows[0] + at[2].start
+        left = kept_weights(a, [place], first, len(p), slice(0, a.n_k))[0]
+        self.given["kept"][at] = left
+        self.given["P dropped"][at] = p * left / (1 - a.dropout)
+
+    def _of_bias(self, batch: int, head: int) -> tuple[int, int]:
+        """Which of the matrices of the bias, or of its gradient, is that of a batch and a query head."""
+        batches, heads = self.attention.bias_shape[:2]
+        return batch if batches > 1 else 0, head if heads > 1 else 0
 
     def give(self, tensor: Tensor, box: Box) -> Single:
         """An input of a program, see replay."""
@@ -299,6 +373,8 @@ class _Exact:
                     for frame in (box, have)
                 )
                 out[inside] = whole[mine]
+        elif tensor.name == "sinks":
+            out = np.array([self.source.rows("sinks", 0, h, (0, 1))[0, 0] for h in range(*box[0])], np.float32)
         else:
             out = gather(self.source, tensor.name, box)[..., slice(*box[3])].copy()
         round_to(out, DTYPES[tensor.dtype])
@@ -325,5 +401,5 @@ class _Exact:
 
 
 def _place(box: Box, at: Index) -> str:
-    names = ("batch", "head", "row", "column")
+    names = ("batch", "head", "row", "column") if len(box) > 1 else ("head",)
     return ", ".join(f"{name} {lo + n}" for name, (lo, _), n in zip(names, box, at, strict=True))

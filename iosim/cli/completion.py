@@ -91,6 +91,12 @@ def _layouts() -> Iterable[str]:
     return LAYOUTS
 
 
+def _places() -> Iterable[str]:
+    from iosim.strides import LAYOUTS
+
+    return LAYOUTS
+
+
 def _phases() -> Iterable[str]:
     from iosim.study.models import PHASES
 
@@ -122,6 +128,7 @@ VALUES: dict[str, Callable[[], Iterable[str]]] = {
     "pass": _passes,
     "fidelity": _fidelities,
     "inputs_layout": _layouts,
+    "layout": _places,
     "bias": _biases,
     "phase": _phases,
     "layers": _layers,

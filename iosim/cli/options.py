@@ -87,6 +87,12 @@ def problem_options(command: F) -> F:
             help="Sliding window: hide keys before the last so many up to the query's; --causal hides later ones.",
         ),
         *_OPERATIONS,
+        click.option(
+            "--layout",
+            default="bhsd",
+            show_default=True,
+            help="Q, K, V and O in memory: bhsd, bshd, packed (QKV in one), or with padding after each row: bhsd+8.",
+        ),
         click.option("--lse", is_flag=True, help="Write the log-sum-exp too, as training needs it."),
         click.option(
             "--config",
@@ -123,7 +129,7 @@ def schedule_options(command: F) -> F:
     )(command)
 
 
-_CHANGES = ("softcap", "alibi", "bias", "sinks", "global_tokens", "dropout", "block_mask")
+_CHANGES = ("softcap", "alibi", "bias", "sinks", "global_tokens", "dropout", "block_mask", "layout")
 _PROBLEM = ("n_q", "n_k", "d", "d_v", "batch", "heads", "kv_heads", "dtype", "accumulator", "causal", "causal_align",
             "window", "lse", *_CHANGES)  # fmt: skip
 _SCHEDULE = ("block_q", "block_k", "stages", "splits", "softmax", "scores", "grid_order")

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from iosim.errors import InputError, nearest
 from iosim.problem import FEATURES
+from iosim.strides import strides_of
 
 if TYPE_CHECKING:
     from iosim.hardware import Hardware
@@ -107,8 +108,18 @@ class Dataflow:
             program = _guarded(f"dataflow {self.name}", lambda: self.write(attention, schedule), self.file)
             if not isinstance(program, Program):
                 raise InputError(f"dataflow {self.name}: returned {program!r:.80} instead of a Program")
-            self.written[key] = program
+            self.written[key] = _laid_out(program, attention)
         return self.written[key]
+
+
+def _laid_out(program: Program, a: Attention) -> Program:
+    """The program with the strides of the problem's layout; raises InputError where it has nothing that lies so."""
+    strides = strides_of(a)
+    moved = [t for t in program.tensors if t.role != "scratch" and t.name in strides]
+    own = {t.name: strides[t.name] for t in moved if len(t.shape) == len(strides[t.name].steps)}
+    if strides and not own:
+        raise InputError(f"layout: changes nothing in {program.name}, which has no Q, K, V or O (batch, heads, n, d)")
+    return replace(program, strides=own) if own else program
 
 
 def _listed(names: Sequence[str]) -> str:

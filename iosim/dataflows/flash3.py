@@ -15,7 +15,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from iosim.dataflows.flash2 import flash2
+from iosim.dataflows.tiles import key_runs
 from iosim.errors import InputError
+from iosim.index import Index
 from iosim.problem import Attention
 from iosim.program import Program
 from iosim.schedule import Order, Role, Schedule, Step
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 USES = ("block_q", "block_k", "producer", "pingpong", "overlap", "grid_order")
 BACKWARD = "flash-backward"
-TAKES = ("fp8", "fp16 accumulator", "soft-cap", "ALiBi", "sinks", "dropout")
+TAKES = ("fp8", "fp16 accumulator", "soft-cap", "ALiBi", "bias", "sinks", "global tokens", "dropout", "block mask")
 ROWS = (192, 128, 64, 32, 16)  # 64 for each consumer
 TAKE, GIVE = Step("take"), Step("give")
 
@@ -36,13 +38,21 @@ def flash3(a: Attention, s: Schedule) -> Program:
     return replace(flash2(a, s), name="flash3")
 
 
-def order(s: Schedule, scaled: bool = False) -> Order:
-    """The order of the loop over key tiles: QK(t + 1) and PV(t) in flight under softmax(t + 1), if all is on.
+def orders(a: Attention, s: Schedule) -> dict[str, Order]:
+    """That of each loop over key tiles: one, or several with global tokens or a block mask."""
+    loops = key_runs(a, Index("i"), s.block_q, s.block_k)
+    return dict.fromkeys((name for name, _ in loops), order(s, a.is_fp8, biased=a.bias is not None))
 
-    `scaled`: K and V have scales.
+
+def order(s: Schedule, scaled: bool = False, *, biased: bool = False) -> Order:
+    """The order of a loop over key tiles: QK(t + 1) and PV(t) in flight under softmax(t + 1), if all is on.
+
+    `scaled`: K and V have scales.  `biased`: tiles of a bias come with those of K.
     """
     slots = s.slots(("k", "v"))
-    copies = {"k": ("k", "sk"), "v": ("v", "sv")} if scaled else {"k": ("k",), "v": ("v",)}
+    copies: dict[str, tuple[str, ...]] = {"k": ("k", "sk"), "v": ("v", "sv")} if scaled else {"k": ("k",), "v": ("v",)}
+    if biased:
+        copies["k"] += ("bias",)
     slots = {tile: slots[name] for name, tiles in copies.items() for tile in tiles}
     turn = ((TAKE,), (GIVE,)) if s.pingpong else ((), ())
     qk, pv = int(s.overlap), 0  # iterations ahead in which the products are started
@@ -78,11 +88,11 @@ def plan(a: Attention, hardware: Hardware, given: Mapping[str, Any], rule: Rule)
             return {}
         sized = "block_q" in given or "block_k" in given
         whole = s if sized else replace(s, producer=True, pingpong=True, overlap=True)
-        return {"orders": {"j": order(whole, a.is_fp8)}}
+        return {"orders": orders(a, whole)}
 
     s, why = rule(also, rows=ROWS)
     if not given.get("orders"):
-        s = replace(s, orders={"j": order(s, a.is_fp8)})
+        s = replace(s, orders=orders(a, s))
     return s, f"{why}; {_words(s)}"
 
 

@@ -23,7 +23,7 @@ def narrowed(program: Program, dtype: str) -> Program:
             name = f"S{tensor.name}"
             tensors[name] = Tensor(name, tensor.shape[:-1], "fp32", "in", Scales(tensor.name, 1))
     kernels = tuple(replace(kernel, body=_body(kernel.body, tensors)) for kernel in program.kernels)
-    made = Program(program.name, tuple(tensors.values()), kernels)
+    made = replace(program, tensors=tuple(tensors.values()), kernels=kernels)
     check(made)
     return made
 

@@ -4,6 +4,9 @@ Dao, Haziza, Massa and Sizov 2023 (Flash-Decoding for long-context inference).  
 too few blocks to fill a machine: here the key tiles are dealt to `splits` blocks in equal runs.  Each leaves its own
 normalised O and log-sum-exp in device memory, in fp32; exp(L_t - L) is then the weight of split t.  A split without a
 key that is seen leaves O = 0 and L = -inf, and so has no weight.  One split needs no second kernel: it is flash2.
+
+A sink counts once, where the results are combined.  Of each loop over key tiles (several with global tokens or a block
+mask) a block has those of its run.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from iosim.dataflows.flash2 import flash2
-from iosim.dataflows.tiles import Scores, key_tiles, mask_edges
+from iosim.dataflows.tiles import Scores, drop, key_runs, mask_edges, sinks_of
 from iosim.dtypes import dtype
 from iosim.index import cdiv, least, most
 from iosim.problem import Attention
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 
 USES = ("block_q", "block_k", "splits", "grid_order")
 BACKWARD = "flash-backward"
-TAKES = ("soft-cap", "ALiBi", "bias")
+TAKES = ("soft-cap", "ALiBi", "bias", "sinks", "global tokens", "dropout", "block mask")
 COMBINED = 8  # heads of a block that combines results of one query
 MOST = 128  # splits by default: their results are combined one after another
 
@@ -40,7 +43,7 @@ def split_kv(a: Attention, s: Schedule) -> Program:
     Q = p.tensor("Q", (a.batch, a.heads, a.n_q, a.d), a.dtype, "in")
     K = p.tensor("K", (a.batch, a.kv_heads, a.n_k, a.d), a.dtype, "in")
     V = p.tensor("V", (a.batch, a.kv_heads, a.n_k, a.d_v), a.dtype, "in")
-    scores = Scores.of(p, a)
+    scores, sinks = Scores.of(p, a), sinks_of(p, a)
     scale = scores.scale
     Ot = p.tensor("O parts", (s.splits, a.batch, a.heads, a.n_q, a.d_v), "fp32", "scratch")
     Lt = p.tensor("L parts", (s.splits, a.batch, a.heads, a.n_q), "fp32", "scratch")
@@ -52,46 +55,59 @@ def split_kv(a: Attention, s: Schedule) -> Program:
         m = p.fill("m", shape=(bq, 1), value=-inf)
         l = p.fill("l", shape=(bq, 1), value=0)
         o = p.fill("o", shape=(bq, a.d_v), value=0)
-        lo, left, right, hi = key_tiles(a, i, bq, bk)
-        with p.loop("j", most(lo, t * run), least(hi, (t + 1) * run)) as j:
-            k = p.load("k", K[b, kv, rows(j, bk)])
-            v = p.load("v", V[b, kv, rows(j, bk)])
-            bias = scores.load(p, b, h, i, j, bq, bk)
-            with p.phase("qk"):
-                x = p.matmul("x", q, k.T)
-            with p.phase("softmax"):
-                scores.change(p, x, bias, h, i, j, bq, bk, a.scale)
-                mask_edges(p, a, x, i, j, bq, bk, j, (lo, left, right, hi))
-                new = p.max("new", m, p.rowmax("top", x))
-                shrink = p.exp("shrink", m, new, scale=scale)
-                p.exp(x, x, new, scale=scale)
-                p.mul(l, l, shrink)
-                p.add(l, l, p.rowsum("sum", x))
-                p.copy(m, new)
-                pr = p.cast("p", x, a.dtype)
-            with p.phase("rescale"):
-                p.mul(o, o, shrink)
-            with p.phase("pv"):
-                p.matmul(o, pr, v, add=True)
+        for name, edges in key_runs(a, i, bq, bk):
+            with p.loop(name, most(edges[0], t * run), least(edges[3], (t + 1) * run)) as j:
+                k = p.load("k", K[b, kv, rows(j, bk)])
+                v = p.load("v", V[b, kv, rows(j, bk)])
+                bias = scores.load(p, b, h, i, j, bq, bk)
+                with p.phase("qk"):
+                    x = p.matmul("x", q, k.T)
+                with p.phase("softmax"):
+                    scores.change(p, x, bias, h, i, j, bq, bk, a.scale)
+                    mask_edges(p, a, x, i, j, bq, bk, j, edges)
+                    new = p.max("new", m, p.rowmax("top", x))
+                    shrink = p.exp("shrink", m, new, scale=scale)
+                    p.exp(x, x, new, scale=scale)
+                    p.mul(l, l, shrink)
+                    p.add(l, l, p.rowsum("sum", x))
+                    p.copy(m, new)
+                    pr = p.cast("p", x, a.dtype)
+                    drop(p, a, pr, b, h, i, j, bq, bk)
+                with p.phase("rescale"):
+                    p.mul(o, o, shrink)
+                with p.phase("pv"):
+                    p.matmul(o, pr, v, add=True)
         p.store(Ot[t, b, h, rows(i, bq)], p.div(o, o, l))
         p.store(Lt[t, b, h, rows(i, bq)], p.add("lse", p.scale("ms", m, by=scale), p.log("ln", l)))
-    combine(p, a, s, Ot, Lt)
+    combine(p, a, s, Ot, Lt, sinks)
     return p.done()
 
 
-def combine(p: Builder, a: Attention, s: Schedule, Ot: Tensor, Lt: Tensor, *, over_heads: bool = False) -> None:
+def combine(
+    p: Builder,
+    a: Attention,
+    s: Schedule,
+    Ot: Tensor,
+    Lt: Tensor,
+    sinks: Tensor | None = None,
+    *,
+    over_heads: bool = False,
+) -> None:
     """O = sum over t of exp(L_t - L) O_t, with L = log(sum of exp(L_t)): an online softmax over the splits.
 
-    A tile has query rows of one head, or, `over_heads`, heads of the one query that there is.
+    A tile has query rows of one head, or, `over_heads`, heads of the one query that there is.  With `sinks` it begins
+    at the head's.
     """
     bq = min(s.block_q, COMBINED) if over_heads else s.block_q
     O = p.tensor("O", (a.batch, a.heads, a.n_q, a.d_v), a.dtype, "out")
     grid = {"i": cdiv(a.heads, bq)} if over_heads else {"h": a.heads, "i": cdiv(a.n_q, bq)}
     with p.kernel("combine", b=a.batch, **grid) as (b, *at):
         place = (b, rows(at[0], bq), 0) if over_heads else (b, at[0], rows(at[1], bq))
-        m = p.fill("m", shape=(bq, 1), value=-inf)
-        l = p.fill("l", shape=(bq, 1), value=0)
+        m = p.fill("m", shape=(bq, 1), value=-inf if sinks is None else 0)
+        l = p.fill("l", shape=(bq, 1), value=0 if sinks is None else 1)
         o = p.fill("o", shape=(bq, a.d_v), value=0)
+        if sinks is not None:
+            p.add(m, m, p.load("sink", sinks[rows(at[0], 1)]))
         with p.loop("t", 0, s.splits) as t:
             lt = p.load("lt", Lt[(t, *place)])
             ot = p.load("ot", Ot[(t, *place)])
@@ -105,7 +121,8 @@ def combine(p: Builder, a: Attention, s: Schedule, Ot: Tensor, Lt: Tensor, *, ov
             with p.phase("sum"):
                 p.mul(o, o, shrink)
                 p.add(o, o, p.mul("part", ot, weight))
-        p.store(O[place], p.div("out", o, l))
+        out = p.div("out", o, l)
+        p.store(O[place], p.scale(out, out, by=1 / (1 - a.dropout)) if a.dropout else out)
         if a.lse:
             L = p.tensor("L", (a.batch, a.heads, a.n_q), "fp32", "out")
             p.store(L[place], p.add("lse", m, p.log("ln", l)))

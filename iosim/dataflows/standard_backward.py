@@ -12,6 +12,11 @@ product's second operand first; copies and scaling come last.
 P, dP and dS are N x N matrices in the data dtype, or in fp32 and cast for the products.  Key/value heads that several
 query heads share take the sum over these heads inside the product.  P is 0 where a mask hides a key, so that no mask is
 applied again, and none saves work.
+
+After dropout the forward pass has kept P with what is dropped taken out, which dV is made from, and a byte for each
+weight; a kernel of its own takes the dropped ones out of dP.  The gradient of a bias is dS, added up over batches and
+heads that share it.  The slope of a soft-cap, 1 - (score / cap)^2, multiplies dS after that; scores were not kept
+without a bias in them, so that a product makes them again.
 """
 
 from __future__ import annotations
@@ -19,8 +24,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from iosim.dataflows.elementwise import STRIDED, elementwise
-from iosim.dataflows.tiles import operand
+from iosim.dataflows.elementwise import STRIDED, elementwise, tiling
+from iosim.dataflows.tiles import Scores, cap_slope, operand
 from iosim.index import Ex, cdiv
 from iosim.problem import Attention
 from iosim.program import Builder, Program, Tensor, Tile, rows
@@ -28,10 +33,14 @@ from iosim.schedule import Schedule
 
 USES = ("block_q", "block_k", "block_d", "softmax_rows", "softmax_cols", "scores", "separate")
 COMPUTES = "backward"
+TAKES = ("soft-cap", "ALiBi", "bias", "global tokens", "dropout", "block mask")
 
 
 def standard_backward(a: Attention, s: Schedule) -> Program:
-    """(dQ, dK, dV) from Q, K, V, dO and P (batch, heads, n_q, n_k), each like the tensor that it is the gradient of."""
+    """(dQ, dK, dV) from Q, K, V, dO and P (batch, heads, n_q, n_k), each like the tensor that it is the gradient of.
+
+    With dropout also from P dropped and what was kept of it, with a bias dbias too.
+    """
     p = Builder("standard-backward")
     like_q, like_o = (a.batch, a.heads, a.n_q, a.d), (a.batch, a.heads, a.n_q, a.d_v)
     like_k, like_v = (a.batch, a.kv_heads, a.n_k, a.d), (a.batch, a.kv_heads, a.n_k, a.d_v)
@@ -42,7 +51,7 @@ def standard_backward(a: Attention, s: Schedule) -> Program:
     dP, dS = p.tensor("dP", scores, kept, "scratch"), p.tensor("dS", scores, kept, "scratch")
     dQ = p.tensor("dQ", like_q, a.dtype, "out")
     dK, dV = p.tensor("dK", like_k, a.dtype, "out"), p.tensor("dV", like_v, a.dtype, "out")
-    _over_queries(p, a, s, dV, P, dO, 1)
+    _over_queries(p, a, s, dV, p.tensor("P dropped", scores, kept, "in") if a.dropout else P, dO, 1)
     own = s.of("dP")
     bq, bk, step = own.block_q, own.block_k, own.block_d
     heads = {"b": a.batch, "kv": a.kv_heads, "g": a.group}
@@ -55,11 +64,17 @@ def standard_backward(a: Attention, s: Schedule) -> Program:
             with p.phase("product"):
                 p.matmul(x, do, v.T, add=True)
         p.store(dP[b, h, rows(i, bq), rows(j, bk)], x)
+    if a.dropout:
+        dP = _dropped(p, a, dP)
     product = "product" in s.separate
     if product:
         PdP = p.tensor("P dP", scores, kept, "scratch")
         elementwise(p, "product", PdP, (P, dP), lambda pr, dp: p.mul(pr, pr, dp))
     _softmax_gradient(p, a, s, P, PdP if product else dP, dS, product=product)
+    if a.bias is not None:
+        _bias_gradient(p, a, dS)
+    if a.softcap is not None:
+        dS = _through_cap(p, a, s, Q, K, dS)
     copied = "copy" in s.separate
     strided = p.tensor("dK strided", like_k, a.dtype, "scratch") if copied else dK
     _over_queries(p, a, s, strided, dS, Q, a.scale)
@@ -84,6 +99,53 @@ def standard_backward(a: Attention, s: Schedule) -> Program:
     return p.done()
 
 
+def _dropped(p: Builder, a: Attention, dP: Tensor) -> Tensor:
+    """dP without the weights that dropout took, the others divided by the share of those left."""
+    kept = p.tensor("kept", dP.shape, "fp8_e4m3", "in")  # of one byte: 0 and 1
+    out = p.tensor("dP dropped", dP.shape, dP.dtype, "scratch")
+
+    def drop(dp: Tile, keep: Tile) -> Tile:
+        return p.scale(dp, p.mul(dp, dp, keep), by=1 / (1 - a.dropout))
+
+    elementwise(p, "dropout gradient", out, (dP, kept), drop)
+    return out
+
+
+def _bias_gradient(p: Builder, a: Attention, dS: Tensor) -> None:
+    """The sum of dS over the batches and heads that share a bias, in a kernel of its own."""
+    out = p.tensor("dbias", a.bias_shape, a.out_dtype, "out")
+    grid, r, cols = tiling(out.shape)
+    axes = {"n": a.batch if out.shape[0] == 1 else 1, "m": a.heads if out.shape[1] == 1 else 1}
+    with p.kernel("dbias", operands_once=True, **grid) as (b, h, i, j):
+        total = p.fill("total", shape=(r, cols), value=0)
+        with _repeated(p, "n", axes["n"]) as n, _repeated(p, "m", axes["m"]) as m:
+            ds = p.load("ds", dS[b + n, h + m, rows(i, r), rows(j, cols)])
+            with p.phase("sum"):
+                p.add(total, total, ds)
+        p.store(out[b, h, rows(i, r), rows(j, cols)], total)
+
+
+def _through_cap(p: Builder, a: Attention, s: Schedule, Q: Tensor, K: Tensor, dS: Tensor) -> Tensor:
+    """dS times the slope of the soft-cap at scores that a product makes anew."""
+    out = p.tensor("dS through cap", dS.shape, dS.dtype, "scratch")
+    own = s.of("cap gradient")
+    bq, bk, step = own.block_q, own.block_k, own.block_d
+    grid = {"b": a.batch, "kv": a.kv_heads, "g": a.group, "i": cdiv(a.n_q, bq), "j": cdiv(a.n_k, bk)}
+    with p.kernel("cap gradient", operands_once=True, **grid) as (b, kv, g, i, j):
+        h = kv * a.group + g
+        x = p.fill("x", shape=(bq, bk), value=0)
+        with p.loop("t", 0, cdiv(a.d, step)) as t:
+            q = p.load("q", Q[b, h, rows(i, bq), rows(t, step)])
+            k = p.load("k", K[b, kv, rows(j, bk), rows(t, step)])
+            with p.phase("qk"):
+                p.matmul(x, q, k.T, add=True)
+        Scores(a, None).cap(p, x, a.scale)
+        slope = cap_slope(p, a, x)
+        ds = p.load("ds", dS[b, h, rows(i, bq), rows(j, bk)])
+        p.store(out[b, h, rows(i, bq), rows(j, bk)], ds if slope is None else p.mul(slope, slope, ds))
+    return out
+
+
 def _over_queries(p: Builder, a: Attention, s: Schedule, out: Tensor, A: Tensor, B: Tensor, by: float) -> None:
     """out = by * A^T B, summed over the query heads of a group; A (batch, heads, n_q, n_k), B (.., n_q, d or d_v)."""
     name = out.name.removesuffix(" strided")
@@ -92,7 +154,7 @@ def _over_queries(p: Builder, a: Attention, s: Schedule, out: Tensor, A: Tensor,
     grid = {"b": a.batch, "kv": a.kv_heads, "j": cdiv(a.n_k, bk), "c": cdiv(n, cols)}
     with p.kernel(name, operands_once=True, **grid) as (b, kv, j, c):
         x = p.fill("x", shape=(bk, cols), value=0)
-        with _group(p, a) as g, p.loop("t", 0, cdiv(a.n_q, step)) as t:
+        with _repeated(p, "g", a.group) as g, p.loop("t", 0, cdiv(a.n_q, step)) as t:
             left = p.load(A.name.lower(), A[b, kv * a.group + g, rows(t, step), rows(j, bk)])
             right = p.load(B.name.lower(), B[b, kv * a.group + g, rows(t, step), rows(c, cols)])
             left = operand(p, left, a.dtype)
@@ -102,13 +164,13 @@ def _over_queries(p: Builder, a: Attention, s: Schedule, out: Tensor, A: Tensor,
 
 
 @contextmanager
-def _group(p: Builder, a: Attention) -> Iterator[Ex]:
-    """A loop over the query heads of a group, none for one head."""
-    if a.group == 1:
+def _repeated(p: Builder, index: str, times: int) -> Iterator[Ex]:
+    """A loop, over the query heads of a group for one; none for one time."""
+    if times == 1:
         yield 0
     else:
-        with p.loop("g", 0, a.group) as g:
-            yield g
+        with p.loop(index, 0, times) as n:
+            yield n
 
 
 def _softmax_gradient(

@@ -67,25 +67,53 @@ def _runs(a: Attention, mask: BlockMask, i: Ex, block_q: int, block_k: int) -> l
     Raises InputError for tiles that do not divide blocks, and for more runs than MOST_RUNS.
     """
     height, width = mask.size(a.n_q, a.n_k)
-    for name, tile, size, what in (("block_q", block_q, height, "rows"), ("block_k", block_k, width, "keys")):
+    _require_tiles(mask, (block_q, height), (block_k, width))
+    return _loops("j", mask, "row", i // (height // block_q), width // block_k, int(cdiv(a.n_k, block_k)))
+
+
+def _require_tiles(mask: BlockMask, *sizes: tuple[int, int]) -> None:
+    """Raise InputError unless query tiles, then key tiles, divide the blocks of a mask: pairs of both."""
+    for name, what, (tile, size) in zip(("block_q", "block_k"), ("rows", "keys"), sizes, strict=True):
         if size % tile:
             raise InputError(f"{name}: {tile} does not divide the {size} {what} of a block of {mask.origin}")
+
+
+def _loops(
+    index: str, mask: BlockMask, line: str, at: Ex, tiles: int, most_tiles: int
+) -> list[tuple[str, tuple[Ex, Ex]]]:
+    """Loops over the runs in line number `at` of a mask: a name, and the first and end tile of `tiles` a block."""
     runs = [mask.runs(row) for row in range(len(mask.rows))]
     count = max(map(len, runs))
     if count > MOST_RUNS:
-        row = next(n for n, some in enumerate(runs) if len(some) == count)
+        n = next(n for n, some in enumerate(runs) if len(some) == count)
         raise InputError(
-            f"block_mask: {mask.origin}: row {row} has {count} runs of blocks; {MOST_RUNS} is the most, as each is a "
+            f"block_mask: {mask.origin}: {line} {n} has {count} runs of blocks; {MOST_RUNS} is the most, as each is a "
             f"loop"
         )
     out = []
     for n in range(max(1, count)):
         ends = [some[n] if n < len(some) else (0, 0) for some in runs]
-        first = tuple(end[0] * width // block_k for end in ends)
-        last = tuple(min(end[1] * width, int(cdiv(a.n_k, block_k)) * block_k) // block_k for end in ends)
-        name, row_of = f"j{n + 1}" if n else "j", i // (height // block_q)
-        out.append((name, (lookup(f"first {name}", first, row_of), lookup(f"end {name}", last, row_of))))
+        first = tuple(end[0] * tiles for end in ends)
+        last = tuple(min(end[1] * tiles, most_tiles) for end in ends)
+        name = f"{index}{n + 1}" if n else index
+        out.append((name, (lookup(f"first {name}", first, at), lookup(f"end {name}", last, at))))
     return out
+
+
+def query_runs(a: Attention, j: Ex, block_q: int, block_k: int) -> list[tuple[str, Edges]]:
+    """The loops over the query tiles that see key tile j: a name and `query_tiles`' numbers for each.
+
+    One loop "i"; with a block mask loops "i", "i2", ... over the runs of blocks of its column.
+    """
+    lo, left, right, hi = query_tiles(a, j, block_q, block_k)
+    mask = a.block_mask
+    if mask is None:
+        return [("i", (lo, left, right, hi))]
+    height, width = mask.size(a.n_q, a.n_k)
+    _require_tiles(mask, (block_q, height), (block_k, width))
+    tiles, at = int(cdiv(a.n_q, block_q)), j // (width // block_k)
+    runs = _loops("i", mask.turned, "column", at, height // block_q, tiles)
+    return [(name, (most(lo, first), left, right, least(hi, end))) for name, (first, end) in runs]
 
 
 def query_tiles(a: Attention, j: Ex, block_q: int, block_k: int) -> Edges:
@@ -106,6 +134,11 @@ def query_tiles(a: Attention, j: Ex, block_q: int, block_k: int) -> Edges:
     if a.causal:
         lo = _tile_of(first - a.diagonal, greatest - a.diagonal, a.n_q, block_q)
         left = least(hi, cdiv(most(0, end - 1 - a.diagonal), block_q))
+    if a.global_tokens:  # all queries see them, a tile that has none but such keys whole
+        tokens = min(a.global_tokens, a.n_k)
+        some, only = (least(1, most(0, n - j)) * tiles for n in (cdiv(tokens, block_k), tokens // block_k))
+        hi = most(hi, some)
+        right = most(right, only)
     if a.n_k % block_k:  # j - n_k // block_k + 1 is 1 for the last key tile, less for the others
         left = most(left, least(hi, (j - a.n_k // block_k + 1) * tiles))
     return lo, left, right if a.window is None else _from(left, right, hi), hi
@@ -182,10 +215,20 @@ class Scores:
         self, p: Builder, x: Tile, bias: Tile | None, h: Ex, i: Ex, j: Ex, block_q: int, block_k: int, by: float
     ) -> float:
         """Change the scores x, which `by` scales; returns what still has to scale them."""
+        return self.add(p, x, bias, h, i, j, block_q, block_k, self.cap(p, x, by))
+
+    def cap(self, p: Builder, x: Tile, by: float) -> float:
+        """The first of the changes, the soft-cap."""
+        if self.attention.softcap is None:
+            return by
+        p.softcap(x, x, by=by, cap=self.attention.softcap)
+        return 1.0
+
+    def add(
+        self, p: Builder, x: Tile, bias: Tile | None, h: Ex, i: Ex, j: Ex, block_q: int, block_k: int, by: float
+    ) -> float:
+        """The changes after it."""
         a = self.attention
-        if a.softcap is not None:
-            p.softcap(x, x, by=by, cap=a.softcap)
-            by = 1.0
         if a.alibi:
             row, col = i * block_q, j * block_k
             p.alibi(x, x, by=by, row=row, col=col, diagonal=a.diagonal, head=h, heads=a.heads)
@@ -194,6 +237,14 @@ class Scores:
             p.fma(x, x, bias if bias.dtype == "fp32" else p.cast("bias fp32", bias, "fp32"), by=by)
             by = 1.0
         return by
+
+
+def cap_slope(p: Builder, a: Attention, x: Tile) -> Tile | None:
+    """1 - (x / c)^2: how much capped scores x move with those that were capped; None without a soft-cap c."""
+    if a.softcap is None:
+        return None
+    slope = p.mul("slope", x, x)
+    return p.fma(slope, slope, p.fill("one", shape=(1, 1), value=1), by=-1 / a.softcap**2)
 
 
 def is_masked(a: Attention) -> bool:

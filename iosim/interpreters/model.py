@@ -426,8 +426,18 @@ class Model:
 
     @cached_property
     def _dram_share(self) -> dict[int, tuple[int, int]]:
-        """{id of node: (DRAM bytes, HBM bytes)} over the whole kernel."""
-        return {id(f.flow.node): (f.dram_read_bytes + f.dram_write_bytes, f.flow.hbm_bytes) for f in self.flows}
+        """{id of node: (DRAM bytes, HBM bytes)} over the whole kernel, as many as a stream has in the same time."""
+        out = {}
+        for f in self.flows:
+            dram = f.dram_read_bytes + f.dram_write_bytes
+            slower = 1.0 if f.rows is None else f.rows.cost.time / f.rows.cost.moved
+            out[id(f.flow.node)] = (dram if slower == 1 else ceil(dram * slower)), f.flow.hbm_bytes
+        return out
+
+    @cached_property
+    def _sectors(self) -> dict[int, float]:
+        """{id of node: bytes of sectors for each byte asked for}, where a layout makes them more."""
+        return {id(f.flow.node): f.rows.cost.sectors for f in self.flows if f.rows is not None}
 
     @cached_property
     def _l2_rates(self) -> dict[str, int | None]:
@@ -457,7 +467,7 @@ class Model:
         direction = "read" if isinstance(node, Load) else "add" if node.add else "write"
         if count and (rate := self._l2_rates["shared" if self._is_shared(node) else direction]):
             cluster = self.schedule.multicast.get(node.tile.name, 1) if direction == "read" else 1
-            lengths["l2"] = duration(-(-count // cluster), rate)
+            lengths["l2"] = duration(ceil(-(-count // cluster) * self._sectors.get(id(node), 1)), rate)
         if isinstance(node, Load) and count:
             lengths["copy"] = duration(count, self.hardware.copy.bandwidth or 1)
         if count and (isinstance(node, Store) or self.sram_passes(node)):

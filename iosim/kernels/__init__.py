@@ -210,7 +210,10 @@ class Kernel:
         parts = None if self.file.split is None else load_dataflow(self.file.split.dataflow)
 
         def write(a: Attention, s: Schedule) -> Program:
-            program = (flow if parts is None or s.splits == 1 else parts).write(a, s)
+            chosen = flow if parts is None or s.splits == 1 else parts
+            if refusal := chosen.refusal(a):
+                raise InputError(refusal)
+            program = chosen.write(a, s)
             return with_copies(program, self.file.contiguous) if strided and self.file.contiguous else program
 
         def plan(a: Attention, hardware: Hardware, given: Mapping[str, Any], rule: Rule) -> tuple[Schedule, str]:
@@ -233,7 +236,9 @@ class Kernel:
             return flow.plan(a, machine, own, settled)[0], why
 
         uses = flow.uses if parts is None else tuple(dict.fromkeys((*flow.uses, *parts.uses)))
-        return replace(flow, name=f"{self.name} kernel", help=self.title, uses=uses, write=write, plan=plan)
+        takes = tuple(what for what in flow.takes if what != "bias" or not self.file.order)  # no order copies one
+        name = f"{self.name} kernel"
+        return replace(flow, name=name, help=self.title, uses=uses, write=write, plan=plan, takes=takes)
 
 
 def with_copies(program: Program, names: Sequence[str]) -> Program:
@@ -254,7 +259,7 @@ def with_copies(program: Program, names: Sequence[str]) -> Program:
         with p.kernel(f"copy {given.name}", operands_once=False, **grid, i=cdiv(n, block)) as (*at, i), p.phase("copy"):
             p.store(made[(*at, rows(i, block))], p.load("x", given[(*at, rows(i, block))]))
     kernels = tuple(replace(k, body=tuple(_reading(copies, node) for node in k.body)) for k in program.kernels)
-    return Program(program.name, (*program.tensors, *copies.values()), (*p.done().kernels, *kernels))
+    return replace(program, tensors=(*program.tensors, *copies.values()), kernels=(*p.done().kernels, *kernels))
 
 
 def _reading(copies: Mapping[str, Tensor], node: Node) -> Node:

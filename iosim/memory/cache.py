@@ -10,11 +10,13 @@ Above a budget of work a closed form takes the place of the simulation (closed_f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from iosim.interpreters.ledger import Direction, Flow, Ledger
 from iosim.memory.closed_form import closed_form
+from iosim.memory.rows import RowCost, row_costs
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -34,13 +36,15 @@ class DramFlow:
     """The bytes that one flow of the ledger reads from and writes to DRAM, over all blocks.
 
     What is written counts for the flow that made it dirty.  `l2_bytes` are what of its requests reaches the L2, 0 where
-    there is none: a multicast read counts once for a cluster.
+    there is none: a multicast read counts once for a cluster.  `rows` says what a layout whose rows do not follow each
+    other adds to all three, which have it in them, and what it does to the time of DRAM.
     """
 
     flow: Flow
     dram_read_bytes: int
     dram_write_bytes: int
     l2_bytes: int
+    rows: RowCost | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,12 @@ class DeviceTraffic:
         return sum(f.dram_read_bytes for f in own), sum(f.dram_write_bytes for f in own)
 
 
+def depends_on(hardware: Hardware) -> tuple[object, ...]:
+    """All of a machine that `behind_caches` depends on, apart from how many blocks it runs at one time."""
+    last = [(cache.capacity_bytes, cache.partitions) for cache in hardware.caches[:1]]
+    return (*last, *hardware.grain.items())
+
+
 def behind_caches(
     program: Program,
     ledger: Ledger,
@@ -101,9 +111,19 @@ def behind_caches(
     """
     last = hardware.caches[0] if hardware.caches else None
     capacity, partitions = (last.capacity_bytes, last.partitions or 1) if last is not None else (None, 1)
-    return dram_flows(
+    found = dram_flows(
         program, ledger, capacity, resident, partitions=partitions, descending=descending, multicast=multicast
     )
+    costs = row_costs(program, ledger.flows, hardware, resident)
+    return replace(found, flows=tuple(map(_in_rows, found.flows, costs)))
+
+
+def _in_rows(flow: DramFlow, rows: RowCost | None) -> DramFlow:
+    """A flow with what its tensor's layout adds."""
+    if rows is None:
+        return flow
+    read, written = (ceil(bytes_ * rows.cost.moved) for bytes_ in (flow.dram_read_bytes, flow.dram_write_bytes))
+    return DramFlow(flow.flow, read, written, ceil(flow.l2_bytes * rows.cost.sectors), rows)
 
 
 def dram_flows(

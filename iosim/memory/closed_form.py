@@ -61,6 +61,11 @@ def closed_form(
     return out
 
 
+def wave_bytes(kernel: Kernel, flows: Sequence[Flow], capacity: int, partitions: int, wave: int) -> float:
+    """Bytes with replicas that `wave` blocks of a kernel, which run at one time, touch."""
+    return _Kernel(kernel, tuple(flows), capacity, partitions, wave, frozenset())._footprint(wave)
+
+
 def kept(x: float, capacity: int) -> float:
     """P_hit(x): the share of what was used x bytes ago that a cache of `capacity` bytes still holds."""
     mean = WAYS * x / capacity if capacity else float("inf")

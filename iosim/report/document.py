@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import iosim
 from iosim.hardware import Hardware
 from iosim.report.interval import interval_columns, interval_fields
+from iosim.report.rows import layout_fields
 from iosim.study.run import Comparison, Run, chosen_fields
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def _run(r: Run, energy: bool) -> dict[str, Any]:
         "dataflow": r.dataflow.name,
         "hardware": r.hardware.name,
         "schedule": schedule_fields(r) | {"why": r.why},
-        "traffic": _traffic(r) | {"by_tensor": _by_tensor(r)} | _key_loads(r),
+        "traffic": _traffic(r) | {"by_tensor": _by_tensor(r)} | _key_loads(r) | layout_fields(r),
         "bounds": {
             "hbm_accesses": r.accesses,
             "compulsory_accesses": r.bounds.compulsory,

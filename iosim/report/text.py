@@ -10,10 +10,11 @@ from rich.table import Table
 
 from iosim.hardware import Hardware
 from iosim.memory.step import StepMemory
-from iosim.problem import Attention
+from iosim.problem import LAYOUT, Attention
 from iosim.report.document import spread_pct
 from iosim.report.interval import interval_lines
 from iosim.report.layout import draw, paragraph
+from iosim.report.rows import layout_words
 from iosim.study.run import Comparison, Run
 from iosim.words import count, digits, duration, kib, percent, ratio, size
 
@@ -62,6 +63,7 @@ def headline(a: Attention, computes: str = "forward") -> str:
     later = a.window is not None and not a.causal and a.diagonal < a.n_k - 1  # keys after those of the first query
     mask += " (later keys are seen too; --causal hides them)" if later else ""
     mask += _changes(a)
+    mask += "" if a.layout == LAYOUT else f", {a.layout}"
     mask += ", fp16 accumulator" if a.accumulator == "fp16" else ""
     mask += ", log-sum-exp written" if a.lse and computes == "forward" else ""
     what = "Softmax of the scores" if computes == "softmax" else f"Attention {computes}"
@@ -256,6 +258,8 @@ def _sentences(runs: Sequence[Run], energy: bool) -> list[str]:
     if any(r.key_loads for r in runs):
         out += paragraph(_loads_words(runs))
     out += paragraph(_bounds_words(runs))
+    if layout := layout_words(runs):
+        out += paragraph(layout)
     out += paragraph(_time_words(runs))
     out += interval_lines(runs)
     if energy:

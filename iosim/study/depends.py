@@ -15,7 +15,7 @@ from typing import Any
 from iosim.errors import InputError
 from iosim.hardware import Hardware
 from iosim.interpreters.ledger import ledger
-from iosim.memory.cache import DeviceTraffic, behind_caches
+from iosim.memory.cache import DeviceTraffic, behind_caches, depends_on
 from iosim.memory.onchip import footprints
 from iosim.program import Program
 from iosim.schedule import Schedule
@@ -104,8 +104,7 @@ class _Lines:
     def traffic(
         self, program: Program, machine: Hardware, schedule: Schedule, resident: Mapping[str, int]
     ) -> DeviceTraffic:
-        last = [(cache.capacity_bytes, cache.partitions) for cache in machine.caches[:1]]
-        felt = last, resident, schedule.descending
+        felt = depends_on(machine), resident, schedule.descending
         for known, other, device in self.known:
             if known is program and other == felt:  # flows are those of nodes, not of their values
                 return device

@@ -238,6 +238,10 @@ def dram(run: Run) -> Line:
         often = "each of its bytes once" if total == once else f"{total / once:.3g} times the {size(once)} touched"
         blocks = size(sum(f.hbm_bytes for f in flows))
         steps.append(Step(f"{tensor} is {way}: {often}, where blocks ask for {blocks}", (total,)))
+    if larger := [f for f in device.flows if f.rows is not None and f.rows.cost.moved > 1]:
+        times = ", ".join(dict.fromkeys(f"{f.flow.tensor} {f.rows.cost.moved:.3g}" for f in larger if f.rows))
+        steps.append(Step(f"rows of layout {run.problem.layout} fill no whole pieces of memory, which makes it {times} "
+                          f"times as much."))  # fmt: skip
     total = device.dram_read_bytes + device.dram_write_bytes
     return Line("dram", "DRAM read + write", Fraction(total), "B", tuple(steps))
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from iosim.errors import InputError
 from iosim.hardware import Fact, Hardware
-from iosim.memory.cache import DeviceTraffic, behind_caches
+from iosim.memory.cache import DeviceTraffic, behind_caches, depends_on
 from iosim.memory.onchip import footprints
 from iosim.program import tiles, walk
 
@@ -183,9 +183,7 @@ def _seconds(run: Run, machine: Hardware) -> float | None:
 def _traffic(run: Run, machine: Hardware, resident: Mapping[str, int]) -> DeviceTraffic:
     """What is left behind the caches: as in the run where that depends on nothing that differs."""
     here = {name: f.resident * (run.hardware.processors or 1) for name, f in run.footprints.items()}
-    last, same = machine.caches[:1], run.hardware.caches[:1]
-    sizes = [[(c.capacity_bytes, c.partitions) for c in caches] for caches in (last, same)]
-    if resident == here and sizes[0] == sizes[1]:
+    if resident == here and depends_on(machine) == depends_on(run.hardware):
         return run.device
     multicast = {name: run.schedule.of(name).multicast for name in resident}
     return behind_caches(run.program, run.ledger, machine, resident, run.schedule.descending, multicast)

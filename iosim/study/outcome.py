@@ -14,7 +14,7 @@ from iosim.interpreters.ledger import ledger
 from iosim.interpreters.model import Model
 from iosim.interpreters.shapes import visits
 from iosim.interpreters.timeline import SHARED
-from iosim.memory.cache import DeviceTraffic, behind_caches
+from iosim.memory.cache import DeviceTraffic, behind_caches, depends_on
 from iosim.memory.onchip import Footprint, footprints
 from iosim.parallel import cores
 from iosim.program import Program
@@ -151,14 +151,13 @@ def spread(call: Callable[[T], R], jobs: Sequence[T], note: Note, what: str, eac
 
 def _traffic(plan: Plan) -> DeviceTraffic:
     """What passes the caches: the same for variants that differ in what it does not depend on."""
-    last = plan.machine.caches[0] if plan.machine.caches else None
     prints = footprints(plan.program, plan.schedule, plan.machine)
     if any(not f.resident for f in prints.values()):
         bad = next(f for f in prints.values() if not f.resident)
         raise InputError(bad.complaint(plan.machine))
     resident = resident_on(plan.machine, prints)
-    cache = (None, None) if last is None else (last.capacity_bytes, last.partitions)
-    return _behind(Same(plan.program), plan.schedule, (cache, tuple(resident.items())), _Machine(plan.machine))
+    key = depends_on(plan.machine), tuple(resident.items())
+    return _behind(Same(plan.program), plan.schedule, key, _Machine(plan.machine))
 
 
 class _Machine:
@@ -176,7 +175,7 @@ class _Machine:
 
 @lru_cache(maxsize=32)
 def _behind(
-    of: Same[Program], schedule: Schedule, key: tuple[tuple[int | None, int | None], Items], machine: _Machine
+    of: Same[Program], schedule: Schedule, key: tuple[tuple[object, ...], Items], machine: _Machine
 ) -> DeviceTraffic:
     program = of.value  # itself: what is found of it names its own nodes
     multicast = {kernel.name: schedule.of(kernel.name).multicast for kernel in program.kernels}

@@ -46,7 +46,8 @@ def training_step(forward: Run, backward: Run) -> Run:
 
 def _both(forward: Program, backward: Program) -> Program:
     name = f"{forward.name} + {backward.name}"
-    return Program(name, joined(forward, backward), forward.kernels + backward.kernels)
+    strides = {**forward.strides, **backward.strides}
+    return Program(name, joined(forward, backward), forward.kernels + backward.kernels, strides)
 
 
 def _device(a: DeviceTraffic, b: DeviceTraffic) -> DeviceTraffic:

@@ -25,6 +25,7 @@ REPORTS = {
     "io": SMALL,
     "trend": SMALL,
     "roofline": SMALL,
+    "latent": ("-H", "4", "--n-k", "256,1024", "-n", "256"),
     "serving": ("-H", "2", "--context", "256,1024", "--batch", "1,4", "--new", "1,64"),
 }
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")

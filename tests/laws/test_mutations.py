@@ -43,6 +43,8 @@ PROBLEMS = (
     Attention(n_q=79, n_k=70, d=8, causal=True, dtype="fp32", block_mask=BlockMask.of([[0, 1, 0], [1, 0, 1]])),
     Attention(n_q=1, n_k=31, d=8, d_v=5, heads=9, kv_heads=1, batch=2, lse=True, dtype="fp32"),
     Attention(n_q=23, n_k=31, d=8, d_v=5, heads=2, kv_heads=1, causal=True, window=9, lse=True, dtype="fp32"),
+    Attention(n_q=11, n_k=17, d=8, heads=2, batch=2, dtype="fp32", dropout=0.3, bias="shared", causal=True),
+    Attention(n_q=11, n_k=17, d=8, heads=2, dtype="fp32", bias="full", causal=True),
 )  # fmt: skip
 SCHEDULES = (
     Schedule(block_q=8, block_k=6, block_d=7, splits=3, softmax="online", softmax_rows=2, softmax_cols=7),
@@ -104,7 +106,9 @@ BY_HAND = {  # by file: (old, new); each `old` is in the file once
          'Lt = p.tensor("L parts", (s.splits, a.batch, a.heads, a.n_q), a.dtype'),
         ('shrink = p.exp("shrink", m, new)', 'shrink = p.exp("shrink", m, new, scale=a.scale)'),
         ('weight = p.exp("weight", lt, new)', 'weight = p.exp("weight", lt, m)'),
-        ("least(hi, (t + 1) * run)", "hi"),
+        ("least(edges[3], (t + 1) * run)", "edges[3]"),
+        ("value=0 if sinks is None else 1)", "value=0)"),
+        ("by=1 / (1 - a.dropout)", "by=1"),
         ("cdiv(cdiv(a.n_k, bk), s.splits)", "cdiv(a.n_k, bk) // s.splits"),
     ],
     "mla": [
@@ -113,9 +117,17 @@ BY_HAND = {  # by file: (old, new); each `old` is in the file once
         ("p.matmul(x, qr, r.T, add=True)", "p.matmul(x, qr, r.T)"),
     ],
     "flash_backward": [
-        ("by=1 / a.scale", "by=a.scale"),
+        ("by=1 / by", "by=by"),
         ("p.sub(dp, dp, di)", "dp"),
-        ("p.store(dVs[b, kv, rows(j, bk)], dv, add=bool(kind))", "p.store(dVs[b, kv, rows(j, bk)], dv)"),
+        ('summed = to.dk.role == "scratch"', "summed = False"),
+        ("x if slope is None else p.mul(x, x, slope)", "x"),
+        ('x if keep is None else p.mul("kept", x, keep)', "x"),
+        ("p.scale(dp, p.mul(dp, dp, keep), by=1 / (1 - a.dropout))", "p.mul(dp, dp, keep)"),
+        ("p.scale(dv, dv, by=1 / (1 - a.dropout)) if a.dropout else dv", "dv"),
+        ('head = 0 if a.bias == "shared" else h', "head = h * 0"),
+        ('b if a.bias == "full" else 0', "0"),
+        ("if not whole or is_masked(a)", "if not whole"),
+        ('p.exp("weight", sink, top)', 'p.exp("weight", sink, lse)'),
         ("p.scale(dk, dk, by=a.scale)", "dk"),
         ('_convert(p, a, bq, dQs, "dQ", by=a.scale)', '_convert(p, a, bq, dQs, "dQ")'),
         ('dQs = p.tensor("dQ sum", like_q, "fp32"', 'dQs = p.tensor("dQ sum", like_q, a.dtype'),
@@ -144,7 +156,12 @@ BY_HAND = {  # by file: (old, new); each `old` is in the file once
         ('dP, dS = p.tensor("dP", scores, kept', 'dP, dS = p.tensor("dP", scores, "fp32"'),
         ("s.scores_dtype(a.dtype)", "a.dtype"),
         ("_over_queries(p, a, s, strided, dS, Q, a.scale)", "_over_queries(p, a, s, strided, dS, Q, 1)"),
-        ('p.loop("g", 0, a.group)', 'p.loop("g", 1, a.group)'),
+        ("p.loop(index, 0, times)", "p.loop(index, 1, times)"),
+        ('p.tensor("P dropped", scores, kept, "in") if a.dropout else P', "P"),
+        ("p.scale(dp, p.mul(dp, dp, keep), by=1 / (1 - a.dropout))", "p.mul(dp, dp, keep)"),
+        ("dP = _dropped(p, a, dP)", "_dropped(p, a, dP)"),
+        ("dS = _through_cap(p, a, s, Q, K, dS)", "_through_cap(p, a, s, Q, K, dS)"),
+        ("dS[b + n, h + m, ", "dS[b, h, "),
     ],
     "elementwise": [
         ("cdiv(n, r)", "n // r"),
@@ -171,7 +188,10 @@ BY_HAND = {  # by file: (old, new); each `old` is in the file once
         ("h if heads > 1 else 0", "0"),
         ("batch=b, head=h", "batch=b, head=0"),
         ("diagonal=a.diagonal, head=h", "diagonal=0, head=h"),
-        ("end[0] * width // block_k for", "end[0] * width // block_k + end[0] for"),
+        ("end[0] * tiles for", "end[0] * tiles + end[0] for"),
+        ("hi = most(hi, some)", "pass"),
+        ("right = most(right, only)", "right = most(right, some)"),
+        ("by=-1 / a.softcap**2", "by=-1 / a.softcap"),
     ],
 }  # fmt: skip
 
@@ -196,8 +216,8 @@ def planted(file: str, source: str, flow: str, patch: pytest.MonkeyPatch) -> Cal
     sources.setdefault(stem, (HOME / f"{stem}.py").read_text())
     for name, text in sources.items():
         module = ModuleType(f"iosim.dataflows.{name}")
+        patch.setitem(sys.modules, module.__name__, module)  # before it runs: dataclasses look there
         exec(compile(text, f"{name}.py", "exec"), module.__dict__)
-        patch.setitem(sys.modules, module.__name__, module)
     write: Callable[[Attention, Schedule], Program] = getattr(module, stem)
     return write
 

@@ -152,7 +152,7 @@ def test_hw_check_accepts_the_file(iosim: Iosim, tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(profile_toml(calibrated(**CLOCKS).data))
     answer = iosim("hw", "check", str(file))
-    assert (answer.code, answer.out) == (0, "mine: valid, 85 numbers, 8 of them estimates\n")
+    assert (answer.code, answer.out) == (0, "mine: valid, 90 numbers, 8 of them estimates\n")
     assert iosim("run", "-n", "512", "-d", "64", "--hw", str(file), "--no-check").code == 0
 
 

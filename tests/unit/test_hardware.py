@@ -502,7 +502,7 @@ def test_a_bad_number_is_named_with_what_is_allowed(edit: Edit, number: str, mes
             "bandwidth_gib_per_s = { value = 1600",
             "hbm.bandwidth_gib_per_s: unknown key (did you mean 'bandwidth_gb_per_s'?); allowed: name, "
             "kind, capacity_gb, capacity_gib, bandwidth_gb_per_s, read_efficiency, mixed_efficiency, "
-            "latency_cycles",
+            "latency_cycles, access_bytes, broken_pieces, broken_among_pieces",
         ),
         (
             "capacity_gib =",

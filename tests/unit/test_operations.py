@@ -161,11 +161,11 @@ def test_bytes_and_pairs_of_a_block_mask(table: list[list[int]], causal: bool) -
     if causal:
         return
     found, dense = counted(a), counted(replace(a, block_mask=None))
-    share = mask.left / (len(table) * len(table[0]))
+    blocks = len(table) * len(table[0])
     for name in "KV":
-        assert found.by_tensor.get(name, {"read": 0})["read"] == share * dense.by_tensor[name]["read"]
+        assert found.by_tensor.get(name, {"read": 0})["read"] * blocks == mask.left * dense.by_tensor[name]["read"]
     assert found.by_tensor["Q"] == dense.by_tensor["Q"]
-    assert found.executed_flops == share * dense.executed_flops
+    assert found.executed_flops * blocks == mask.left * dense.executed_flops
 
 
 def test_time_goes_with_the_blocks_that_are_left() -> None:
@@ -232,12 +232,46 @@ def test_the_check_passes_and_notices_what_is_wrong(name: str, wrong: dict[str, 
     assert check(a, program(replace(a, **wrong), name)).status == "failed"
 
 
+@pytest.mark.parametrize("name", ["split-kv", "flash3"])
+@pytest.mark.parametrize(
+    "change", [{**ALL, "causal": True}, {"window": 9, "global_tokens": 20, "causal": True}, {}], ids=str
+)
+def test_other_dataflows_take_them_too(name: str, change: dict[str, Any]) -> None:
+    """In three splits a sink counts once, and each split has its part of every loop."""
+    a = Attention(n_q=64, n_k=96, d=16, heads=2, lse=True, **{"causal": True, **change})
+    if not change:
+        a = replace(a, block_mask=BlockMask.of([[1, 0, 1], [0, 1, 1]]), sinks=True)
+    made = program(a, name, replace(TILE, splits=3))
+    assert check(a, made).status == "passed"
+    plain = program(replace(a, sinks=False, window=None, global_tokens=0), name, replace(TILE, splits=3))
+    assert check(a, plain).status != "passed"
+
+
+def test_kernels_run_them_or_say_that_they_have_none(iosim: Iosim) -> None:
+    """FlashAttention-2's kernel splits keys here, and its parts are programs of split-kv, not of flash2."""
+    common = ("run", "-n", "512", "-d", "64", "--hw", "h200-sxm", "--kernel", "flash2")
+    answer = iosim(*common, "--window", "64", "--global-tokens", "4", "--dropout", "0.1", "--sinks")
+    assert answer.code == 0, answer.err
+    assert "keys in 2 splits" in " ".join(answer.out.split())
+    refused = iosim(*common, "--bias", "full")
+    assert refused.err.startswith("iosim: --bias: flash2 kernel is not written for an additive bias; flash2, flash3, ")
+
+
+def test_an_order_of_flash3_has_every_loop_and_copies_the_bias() -> None:
+    a = Attention(n_q=256, d=64, heads=4, block_mask=BlockMask.of([[1, 0, 1, 1], [0, 1, 0, 1]]), bias="full")
+    run = iosim.run(a, dataflow="flash3", hardware="h200-sxm", check=False)
+    assert set(run.schedule.orders) == {"j", "j2"}
+    producer = run.schedule.orders["j2"].roles[0]
+    assert [step.phase for step in producer.steps] == ["k", "bias", "v"]
+    assert run.seconds is not None
+
+
 @pytest.mark.parametrize(
     ("name", "fields", "words"),
     [
         ("flash1", {"softcap": 1.0}, "softcap: flash1 is not written for a soft-cap; flash2, flash3, "),
-        ("flash3", {"bias": "full"}, "bias: flash3 is not written for an additive bias; flash2, "),
-        ("flash-backward", {"sinks": True}, "sinks: flash-backward is not written for attention sinks; no dataflow of"),
+        ("flash1", {"bias": "full"}, "bias: flash1 is not written for an additive bias; flash2, flash3, split-kv, "),
+        ("standard-backward", {"sinks": True}, "sinks: standard-backward is not written for attention sinks; flash-b"),
     ],
 )  # fmt: skip
 def test_a_refusal_says_what_and_who_else(name: str, fields: dict[str, Any], words: str) -> None:
