@@ -38,9 +38,9 @@ def _machines() -> Iterable[str]:
 
 
 def _dtypes() -> Iterable[str]:
-    from iosim.dtypes import DTYPES
+    from iosim.dtypes import DATA
 
-    return DTYPES
+    return DATA
 
 
 def _accumulators() -> Iterable[str]:
