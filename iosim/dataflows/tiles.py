@@ -13,7 +13,7 @@ from typing import TypeAlias
 from iosim.blockmask import BlockMask
 from iosim.errors import InputError
 from iosim.index import Ex, Index, cdiv, least, lookup, most
-from iosim.problem import Attention
+from iosim.problem import FEATURES, Attention
 from iosim.program import Builder, Span, Tensor, Tile, rows
 from iosim.schedule import Schedule
 
@@ -156,10 +156,8 @@ class QueryTile:
             return cls(1, s.block_q)
         if a.group == 1:
             raise InputError("pack_gqa: changes nothing where no query heads share a K/V head")
-        unlike = {"fp8 scales": a.is_fp8, "ALiBi": a.alibi, "a bias": a.bias is not None, "sinks": a.sinks,
-                  "dropout": a.dropout > 0, "a block mask": a.block_mask is not None}  # fmt: skip
-        if beside := next((name for name, there in unlike.items() if there), None):
-            raise InputError(f"pack_gqa: is not written for {beside}")
+        if beside := unpackable(a):
+            raise InputError(f"pack_gqa: is not written for {FEATURES[beside][1]}")
         heads = max(n for n in range(1, min(a.group, s.block_q) + 1) if a.group % n == 0)
         return cls(heads, s.block_q // heads)
 
@@ -180,6 +178,12 @@ class QueryTile:
     def place(self, b: Ex, first: Ex, i: Ex) -> tuple[Ex | Span, ...]:
         """Index of the tile that begins at query head `first`, in a tensor with a row for each query of each head."""
         return b, Span(first, self.heads) if self.heads > 1 else first, rows(i, self.queries)
+
+
+def unpackable(a: Attention) -> str:
+    """Which of a problem's FEATURES tells the heads of a packed tile apart by more than their queries; "" for none."""
+    apart = ("fp8", "ALiBi", "bias", "sinks", "dropout", "block mask")
+    return next((feature for feature in a.features if feature in apart), "")
 
 
 def query_tiles_of(a: Attention, s: Schedule) -> int:

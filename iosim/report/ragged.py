@@ -9,11 +9,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from iosim.dtypes import dtype
-from iosim.index import cdiv
 from iosim.report.sections import Column, Section, Table
 from iosim.report.text import machine_line
-from iosim.study.ragged import Ragged, Step
+from iosim.study.ragged import Ragged, Step, token_bytes
 from iosim.words import count, digits, duration, percent, ratio, size
 
 UNVALIDATED = (
@@ -136,15 +134,14 @@ def _sequences(r: Ragged) -> Table:
     a, s = r.shape, r.step
     rows = []
     for (lengths, splits), times in Counter(zip(s.sequences, s.splits, strict=True)).items():
-        p = r.engine.problem(lengths)
         rows.append(
             {
                 "queries": lengths.q,
                 "keys": lengths.k,
                 "sequences": times,
-                "blocks": p.heads * cdiv(p.n_q, s.schedule.block_q) * splits,
+                "blocks": r.engine.blocks(lengths, s.schedule) * splits,
                 "splits": splits,
-                "cache_bytes": a.kv_heads * (a.d + a.d_v) * dtype(a.dtype).bytes * lengths.k,
+                "cache_bytes": token_bytes(a, r.engine.cache) * lengths.k,
             }
         )
     shown = sorted(rows, key=lambda row: (-row["keys"], -row["queries"]))
@@ -155,8 +152,8 @@ def _notes(r: Ragged) -> Iterator[str]:
     yield ("Model: each sequence is the ordinary dataflow's program, all with one tile, and their blocks share one "
            "grid. Each sequence stands behind an L2 of its own. Reading the offsets of sequences is not counted. "
            f"Simulating every processor may change times by {r.step.launch.time.spread_pct} %.")  # fmt: skip
-    if any(s.q == 1 for s in r.step.sequences) and r.shape.group > 1:
-        yield "With one query, the query heads of a K/V head are rows of one tile, so that K and V are loaded once."
+    if r.engine.packed:
+        yield "The query heads of a K/V head are rows of one tile, so that K and V are loaded once for them."
     if any(n > 1 for n in r.step.splits):
         yield f"Keys are split by the rule {r.engine.rule}; one more launch combines the parts."
     yield UNVALIDATED

@@ -65,9 +65,9 @@ def model_notes(server: Server) -> Iterator[str]:
            f"are cut by {server.dataflow}{f' (rule {server.rule})' if server.dataflow == 'split-kv' else ''}. A block "
            "looks its pages up in the block table before its first copy; how rows lie in pages costs nothing more. "
            "Times are computed for rounded lengths and scaled to the true ones.")  # fmt: skip
-    if server.layers[0].shape.group > 1:
-        yield ("The query heads of a K/V head are rows of one tile where a sequence has one new token. With more "
-               "they are blocks of their own, which read K and V from the L2 each; some kernels pack.")  # fmt: skip
+    if server.packed:
+        yield ("The query heads of a K/V head are rows of one tile, which reads K and V once for them; so kernels do "
+               "for many lengths (FlashAttention-3's pack_gqa).")  # fmt: skip
 
 
 def _answer(r: Replayed) -> Iterator[str]:

@@ -112,6 +112,11 @@ class Server:
         ]
 
     @property
+    def packed(self) -> bool:
+        """Whether the query heads of a K/V head are rows of one tile in some layer."""
+        return any(engine.packed for engine in self._engines)
+
+    @property
     def token_bytes(self) -> int:
         """K and V of one token in all layers."""
         return sum(layer.count * token_bytes(layer.shape, self.cache) for layer in self.layers)
