@@ -374,7 +374,15 @@ class Builder:
         return self._compute("matmul", tile, (a, b), add=add)
 
     def mask(
-        self, x: Tile, *, row: Ex, col: Ex, keys: int, diagonal: int | None, low: int | None = None, kept: int = 0,
+        self,
+        x: Tile,
+        *,
+        row: Ex,
+        col: Ex,
+        keys: int,
+        diagonal: int | None,
+        low: int | None = None,
+        kept: int = 0,
         queries: int | None = None,
     ) -> Tile:
         """-inf where key col + c is not below `keys`, above query row + r plus `diagonal`, or below it plus `low`.

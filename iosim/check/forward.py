@@ -110,8 +110,8 @@ class Kind:
     """What a program's operands and bound depend on.
 
     `parts` into which it splits the keys (it keeps row statistics of each, in scratch), the dtype of stored `scores`,
-    (input, rows) that share a scale, the format of the `keys` and values, the inner sizes of its products with an fp16 accumulator, and whether weights are
-    rounded `twice`: stored, and stored again after dropout.
+    (input, rows) that share a scale, the inner sizes of its products with an fp16 accumulator, whether weights are
+    rounded `twice`: stored, and stored again after dropout, and the format of the `keys` and values.
     """
 
     parts: int

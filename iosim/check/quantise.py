@@ -1,7 +1,7 @@
 """Operands in fp8 or int8: codes and scales, made from values as a kernel's caller makes them.
 
-A scale is the largest magnitude of its block over the largest number of the format, in fp32, and at least 2^-60; a code is a
-value over its scale, rounded.  So one value far from the others costs those of its block their precision.
+A scale is the largest magnitude of its block over the largest number of the format, in fp32, and at least 2^-60; a
+code is a value over its scale, rounded.  So one value far from the others costs those of its block their precision.
 
 Incoherent processing (FlashAttention-3, section 3.3) spreads such values: the rows of Q and K are multiplied by one
 random orthogonal matrix M before they are rounded.  (Q M)(K M)^T = Q K^T, so that only the roundings differ.  It is
@@ -48,9 +48,9 @@ class Quantised:
     """A Source of codes in 8 bits, and of their scales, made from another source's values.
 
     `blocks` says how many rows of Q, K and V share a scale; what is not named has a scale of 1.  With `wide` K and V
-    are a cache in `dtype` beside a Q in that format, to which blocks widen them: it is then what `decoded` gives.  `whole`: all blocks of
-    a head get the head's own scale, as a tensor quantised as a whole has.  `transform` (d, d) multiplies Q's and K's
-    rows first.
+    are a cache in `dtype` beside a Q in that format, to which blocks widen them: it is then what `decoded` gives.
+    `whole`: all blocks of a head get the head's own scale, as a tensor quantised as a whole has.  `transform` (d, d)
+    multiplies Q's and K's rows first.
     """
 
     source: Source

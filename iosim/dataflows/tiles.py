@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from iosim.blockmask import BlockMask
 from iosim.errors import InputError
@@ -161,7 +161,7 @@ class QueryTile:
         heads = max(n for n in range(1, min(a.group, s.block_q) + 1) if a.group % n == 0)
         return cls(heads, s.block_q // heads)
 
-    def grid(self, a: Attention) -> dict[str, int]:
+    def grid(self, a: Attention) -> dict[str, Any]:
         """Grid axes of all query tiles: batch, K/V heads, runs of their query heads, runs of queries."""
         return {"b": a.batch, "kv": a.kv_heads, "g": a.group // self.heads, "i": cdiv(a.n_q, self.queries)}
 
@@ -188,7 +188,7 @@ def unpackable(a: Attention) -> str:
 
 def query_tiles_of(a: Attention, s: Schedule) -> int:
     """Query tiles of all heads."""
-    return prod(QueryTile.of(a, s).grid(a).values())
+    return int(prod(QueryTile.of(a, s).grid(a).values()))
 
 
 def operands(p: Builder, a: Attention) -> tuple[Tensor, Tensor, Tensor]:

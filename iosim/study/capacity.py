@@ -12,9 +12,9 @@ from importlib.resources import as_file, files
 
 from iosim.hardware import load_hardware
 from iosim.problem import Attention
-from iosim.study.ragged import Engine, Lengths
+from iosim.study.ragged import Engine, Lengths, require_prefix
 from iosim.study.run import Note
-from iosim.study.serving import Request, Server, Step, require_prefix
+from iosim.study.serving import Request, Server, Step
 
 MEMORY = ("dram", "l2", "copy")  # units that move what others work on
 MEASURED = "h200-sxm"  # the machine of the measurements
@@ -89,7 +89,7 @@ def capacity(
     note: Note = lambda _: None,
 ) -> Capacity:
     """Time steps of alike sequences; the new tokens are tried at the middle context and batch."""
-    require_prefix(server, max(contexts))
+    require_prefix(server.cache, max(contexts))
     decode = {}
     for context in contexts:
         for batch in batches:

@@ -38,7 +38,7 @@ from iosim.interpreters.ledger import Ledger, ledger
 from iosim.interpreters.shared_grid import Known, Launch, LaunchTime, Member, launch_time
 from iosim.interpreters.timeline import Fidelity, Timeline
 from iosim.memory.cache import USABLE, DeviceTraffic, dram_flows
-from iosim.memory.onchip import footprints
+from iosim.memory.onchip import Footprint, footprints
 from iosim.problem import MAX_N, Attention, require_int
 from iosim.program import Program
 from iosim.schedule import GRID_ORDERS, MAX_SPLITS, Schedule
@@ -86,9 +86,7 @@ class Cache:
                 )
             object.__setattr__(self, "dtype", name)
         if self.scales not in PER:
-            raise InputError(
-                f"cache_scales: {self.scales!r} is not one of {', '.join(PER)}{nearest(self.scales, PER)}"
-            )
+            raise InputError(f"cache_scales: {self.scales!r} is not one of {', '.join(PER)}{nearest(self.scales, PER)}")
         if self.dtype is None and self.scales != PER[0]:
             raise InputError("cache_scales: changes nothing without a cache_dtype of 8 bits")
         require_int("page", self.page, 1, MAX_PAGE)
@@ -97,6 +95,12 @@ class Cache:
     def pages(self, tokens: int) -> int:
         """Of so many tokens of one sequence."""
         return int(cdiv(tokens, self.page))
+
+
+def require_prefix(cache: Cache, longest: int) -> None:
+    """Raise InputError for a shared prefix of more tokens than the longest sequence has."""
+    if cache.shared > longest:
+        raise InputError(f"shared_prefix: {cache.shared:,} tokens are more than the longest sequence, {longest:,}")
 
 
 def token_bytes(a: Attention, cache: Cache | None = None) -> int:
@@ -210,8 +214,11 @@ class Engine:
 
     @cached_property
     def flow(self) -> Dataflow:
-        """The dataflow of every sequence."""
-        return load_dataflow(self.dataflow)
+        """The dataflow of every sequence, from the cache as it is stored."""
+        plain, cache = load_dataflow(self.dataflow), self.cache
+        if cache is None or (kept := cache.dtype) is None:
+            return plain
+        return replace(plain, write=lambda a, s: narrowed(plain(a, s), kept, cache.scales))
 
     @property
     def packed(self) -> bool:
@@ -230,15 +237,19 @@ class Engine:
         rows, heads = self.shape.group, self.shape.kv_heads
         return replace(self.shape, n_q=rows, n_k=seen, batch=1, heads=heads, causal=False, window=None)
 
-    def schedule(self, sequences: Sequence[Lengths]) -> Schedule:
-        """The tile, by the general rule for the longest queries and keys and about as many rows in all."""
+    def alike(self, sequences: Sequence[Lengths]) -> Attention:
+        """What a tile is chosen for: a batch of the sequence with most query rows, and about as many rows as all."""
         times = Counter(sequences)
         problems = {s: self.problem(s) for s in times}
         rows = sum(problems[s].n_q * n for s, n in times.items())
         tall = max(problems.values(), key=lambda a: (a.n_q * (a.group if self.packed else 1), a.n_k))
         n_q = 1 << (tall.n_q - 1).bit_length()  # steps that differ little have one tile
         n_k = max(n_q, min(LONG_KEYS, max(a.n_k for a in problems.values())))
-        alike = replace(tall, n_q=n_q, n_k=n_k, batch=max(1, min(MOST_SEQUENCES, round(rows / n_q))))
+        return replace(tall, n_q=n_q, n_k=n_k, batch=max(1, min(MOST_SEQUENCES, round(rows / n_q))))
+
+    def schedule(self, sequences: Sequence[Lengths]) -> Schedule:
+        """The tile, by the general rule for `alike` sequences."""
+        alike = self.alike(sequences)
         if alike not in self._schedules:
             given = {**self.given, "pack_gqa": self.packed and alike.group > 1}
             given |= {"splits": 1} if self.dataflow == "split-kv" else {}
@@ -279,7 +290,7 @@ class Engine:
         key = s, schedule
         if key not in self._classes:
             problem, schedule = self.problem(s), self.own(s, schedule)
-            program = self.program(problem, schedule)
+            program = self.flow(problem, schedule)
             counted = ledger(program)
             resident = {n: f.resident * (self.hardware.processors or 1) for n, f in self.prints(program, schedule)}
             last = self.hardware.caches[0] if self.hardware.caches else None
@@ -294,24 +305,26 @@ class Engine:
             self._classes[key] = OneClass(problem, program, counted, device, members)
         return self._classes[key]
 
-    def program(self, problem: Attention, schedule: Schedule) -> Program:
-        """The program of one sequence, from the cache as it is stored."""
-        program = self.flow(problem, schedule)
-        cache = self.cache
-        return program if cache is None or cache.dtype is None else narrowed(program, cache.dtype, cache.scales)
-
     def prints(self, program: Program, schedule: Schedule) -> Any:
         """Footprints of a program by kernel, as pairs."""
         return footprints(program, schedule, self.hardware).items()
+
+    def footprints(self, program: Program, schedule: Schedule) -> list[Footprint]:
+        """What a block of each of its kernels takes on chip."""
+        return [f for _, f in self.prints(program, schedule)]
+
+    def io_bytes(self, sequences: Sequence[Lengths]) -> int:
+        """Q and O of all sequences, packed, and their K and V as the cache keeps them."""
+        a, size = self.shape, dtype(self.shape.dtype).bytes
+        rows, keys = (sum(column) for column in zip(*sequences, strict=True))
+        return int(rows * a.heads * (a.d + a.d_v) * size + keys * token_bytes(a, self.cache))
 
     def splits(self, sequences: Sequence[Lengths], schedule: Schedule) -> tuple[int, ...]:
         """Into how many runs the keys of each sequence are cut."""
         if self.dataflow != "split-kv" or ("splits" not in self.given and self.rule == "none"):
             return (1,) * len(sequences)
         problems = {s: self.problem(s) for s in set(sequences)}
-        each = {
-            s: (self.blocks(s, schedule), cdiv(a.n_k, schedule.block_k)) for s, a in problems.items()
-        }
+        each = {s: (self.blocks(s, schedule), cdiv(a.n_k, schedule.block_k)) for s, a in problems.items()}
         blocks, tiles = zip(*(each[s] for s in sequences), strict=True)
         if "splits" in self.given:
             counts = [min(self.given["splits"], n) for n in tiles]
@@ -323,7 +336,7 @@ class Engine:
         else:
             a = max(problems.values(), key=lambda a: a.n_k)
             two = replace(schedule, splits=2, pack_gqa=self.packed and a.group > 1)
-            resident = min(f.resident for _, f in self.prints(self.program(a, two), two))
+            resident = min(f.resident for _, f in self.prints(self.flow(a, two), two))
             counts = split_counts(blocks, tiles, max(1, resident) * (self.hardware.processors or 1))
         return tuple(cdiv(n, cdiv(n, count)) for n, count in zip(tiles, counts, strict=True))  # none without a key
 

@@ -27,7 +27,7 @@ from iosim.errors import InputError, nearest
 from iosim.hardware import Hardware
 from iosim.problem import MAX_N, Attention
 from iosim.study.models import ModelCase
-from iosim.study.ragged import MOST_SEQUENCES, Cache, Engine, Lengths, token_bytes
+from iosim.study.ragged import MOST_SEQUENCES, Cache, Engine, Lengths, require_prefix, token_bytes
 from iosim.study.ragged import Step as Launched
 from iosim.study.run import Note
 
@@ -231,20 +231,12 @@ class Replayed:
 
 def replayed(server: Server, trace: Sequence[tuple[int, Sequence[Request]]], note: Note = lambda _: None) -> Replayed:
     """Time every step of a trace.  Raises InputError for a shared prefix that no request has."""
-    require_prefix(server, max(r.context + r.new for _, requests in trace for r in requests))
+    require_prefix(server.cache, max(r.context + r.new for _, requests in trace for r in requests))
     steps = []
     for n, (number, requests) in enumerate(trace, start=1):
         note(f"step {n:,} of {len(trace):,}")
         steps.append(server.step(requests, number))
     return Replayed(server, tuple(steps))
-
-
-def require_prefix(server: Server, longest: int) -> None:
-    """Raise InputError for a shared prefix of more tokens than the longest sequence has."""
-    if server.cache.shared > longest:
-        raise InputError(
-            f"shared_prefix: {server.cache.shared:,} tokens are more than the longest sequence, {longest:,}"
-        )
 
 
 def load_trace(path: str) -> tuple[tuple[int, tuple[Request, ...]], ...]:
