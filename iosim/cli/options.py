@@ -397,6 +397,7 @@ def case_of(
 
     Where --n or --d is varied or set, the option can be left out.
     """
+    from iosim.study.batch import FIELDS as BATCH_FIELDS
     from iosim.study.vary import Case, Source, axis
 
     if options["kernel"] is not None and options["dataflow"] is not None:
@@ -406,7 +407,7 @@ def case_of(
     axes = [axis(text, flow) for text in vary], [axis(text, flow, "set") for text in settings]
     for one in (*axes[0], *axes[1]):
         option = {"n": "n_q"}.get(one.name, one.name)
-        if (option in _PROBLEM or option in options) and is_typed(option):
+        if option in (*_PROBLEM, *BATCH_FIELDS) and is_typed(option):
             raise InputError(f"{'vary' if one in axes[0] else 'set'}: {one.name}: is given as an option too")
         if option in ("n_q", "d"):
             options[option] = one.values[0]

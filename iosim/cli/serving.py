@@ -13,9 +13,11 @@ from iosim.cli.problem_file import problem_file_option
 from iosim.errors import InputError
 
 if TYPE_CHECKING:
+    from iosim.study.arrivals import Policy
     from iosim.study.serving import Server
 
 F = TypeVar("F", bound=Callable[..., Any])
+POLICY = ("step_tokens", "sequences", "reserve", "beside")  # of requests that arrive
 SHAPE = ("d", "d_v", "heads", "kv_heads", "dtype", "window", "softcap", "sinks")
 
 
@@ -68,6 +70,17 @@ def server_of(options: dict[str, Any]) -> Server:
     given = {} if options["pack_gqa"] is None else {"pack_gqa": options["pack_gqa"]}
     rule = options["split_rule"] or RULES[0]
     return Server(layers, machine, options["dataflow"], given, rule, cache_of(options) or Cache())
+
+
+def policy_of(options: dict[str, Any]) -> Policy:
+    """How the server batches requests that arrive."""
+    from iosim.problem import require_number
+    from iosim.study.arrivals import Policy
+
+    given = {name: options[name] for name in POLICY if options[name] is not None}
+    reserved = round(require_number("reserve", given.pop("reserve", 0), 0, 10**6) * 1e9)
+    beside = require_number("beside", given.pop("beside", 0), 0, 10**9) / 1e6
+    return Policy(**given, reserved=reserved, beside=beside)
 
 
 def request_of(options: dict[str, Any], **more: Any) -> dict[str, Any]:

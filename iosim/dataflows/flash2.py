@@ -28,8 +28,8 @@ TAKES = ("fp8", "fp16 accumulator", "soft-cap", "ALiBi", "bias", "sinks", "globa
 
 def flash2(a: Attention, s: Schedule) -> Program:
     """The program for problem `a` with the tile sizes of schedule `s`."""
-    p, tile, bk = Builder("flash2"), QueryTile.of(a, s), s.block_k
-    bq, tall = tile.queries, tile.rows
+    tile = QueryTile.of(a, s)
+    p, bq, bk = Builder("flash2"), tile.queries, s.block_k
     Q, K, V = operands(p, a)
     if a.is_fp8:
         SQ, SK, SV = p.scales("SQ", Q, bq), p.scales("SK", K, bk), p.scales("SV", V, bk)
@@ -39,8 +39,8 @@ def flash2(a: Attention, s: Schedule) -> Program:
     with p.kernel("attention", **tile.grid(a)) as (b, kv, g, i):
         h = kv * a.group + g * tile.heads
         q = p.load("q", Q[tile.place(b, h, i)])
-        m, l = _start(p, a, tall, None if sinks is None else sinks[rows(h, 1)], scale)
-        o = p.fill("o", shape=(tall, a.d_v), value=0, dtype=a.accumulator)
+        m, l = _start(p, a, tile.rows, None if sinks is None else sinks[rows(h, 1)], scale)
+        o = p.fill("o", shape=(tile.rows, a.d_v), value=0, dtype=a.accumulator)
         if a.is_fp8:
             sq = p.load("sq", SQ[b, h, rows(i, 1)])
             unit = p.fill("unit", shape=(1, 1), value=1)  # of o

@@ -36,8 +36,8 @@ def split_kv(a: Attention, s: Schedule) -> Program:
     """The program for problem `a` with the tile sizes and the splits of schedule `s`."""
     if s.splits == 1:
         return replace(flash2(a, s), name="split-kv")
-    p, tile, bk = Builder("split-kv"), QueryTile.of(a, s), s.block_k
-    bq, tall = tile.queries, tile.rows
+    tile = QueryTile.of(a, s)
+    p, bq, bk = Builder("split-kv"), tile.queries, s.block_k
     Q = p.tensor("Q", (a.batch, a.heads, a.n_q, a.d), a.dtype, "in")
     K = p.tensor("K", (a.batch, a.kv_heads, a.n_k, a.d), a.dtype, "in")
     V = p.tensor("V", (a.batch, a.kv_heads, a.n_k, a.d_v), a.dtype, "in")
@@ -50,9 +50,9 @@ def split_kv(a: Attention, s: Schedule) -> Program:
         h = kv * a.group + g * tile.heads
         place = tile.place(b, h, i)
         q = p.load("q", Q[place])
-        m = p.fill("m", shape=(tall, 1), value=-inf)
-        l = p.fill("l", shape=(tall, 1), value=0)
-        o = p.fill("o", shape=(tall, a.d_v), value=0)
+        m = p.fill("m", shape=(tile.rows, 1), value=-inf)
+        l = p.fill("l", shape=(tile.rows, 1), value=0)
+        o = p.fill("o", shape=(tile.rows, a.d_v), value=0)
         lo, left, right, hi = key_tiles(a, i, bq, bk)
         with p.loop("j", most(lo, t * run), least(hi, (t + 1) * run)) as j:
             k = p.load("k", K[b, kv, rows(j, bk)])

@@ -32,7 +32,7 @@ def section(r: Replayed, path: str, request: Mapping[str, Any]) -> Section:
         title=f"Attention of {count(len(r.steps), 'step', 'steps')} of a server: {path}",
         subject=(layers_line(r.server.layers), machine_line(r.server.hardware), cache_line(r.server)),
         answer=tuple(_answer(r)),
-        tables=(_bounds(r), _steps(r)),
+        tables=(bounds(r), _steps(r)),
         plots=(Plot("steps", "Time and K/V bytes of each step", partial(_draw, r)),),
         notes=(ATTENTION_ONLY, *model_notes(r.server), UNVALIDATED),
         machines=(r.server.hardware,),
@@ -92,7 +92,8 @@ def _by_bound(r: Replayed) -> dict[str, list[Step]]:
     return out
 
 
-def _bounds(r: Replayed) -> Table:
+def bounds(r: Replayed) -> Table:
+    """Steps by what bounds them."""
     columns = (
         Column("bound", "bound by", "", "the busiest unit, however busy", words=True),
         Column("steps", "steps", show=lambda n: f"{n:,}"),

@@ -20,6 +20,7 @@ import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -129,9 +130,12 @@ class Server:
             total += layer.count * token_bytes(layer.shape, self.cache) * -(-kept // page) * page
         return total
 
-    def step(self, requests: Sequence[Request], number: int = 0) -> Step:
-        """What a step of these requests takes; raises InputError for none, too many, or a length out of range."""
-        times = Counter(rounded(r.lengths) for r in requests)
+    def step(self, requests: Sequence[Request], number: int = 0, like: Sequence[Request] | None = None) -> Step:
+        """What a step of these requests takes; times are those of a launch `like` it, scaled to its work.
+
+        Raises InputError for none, too many, or a length out of range.
+        """
+        times = Counter(rounded(r.lengths) for r in like or requests)
         parts = [(layer, self._launched(n, times)) for n, layer in enumerate(self.layers)]
         scaled = [(layer, s, *_scaled(layer.shape, self.cache, s, requests)) for layer, s in parts]
         _, most, *_ = max(scaled, key=lambda part: part[0].count * part[2])
@@ -246,7 +250,8 @@ def load_trace(path: str) -> tuple[tuple[int, tuple[Request, ...]], ...]:
     """
     steps: dict[int, list[Request]] = {}
     last = None
-    for place, number, request in _lines(path):
+    for place, data in lines_of(path, FIELDS):
+        number, request = _request(place, data)
         if number != last and number in steps:
             raise InputError(f"{place}: step {number} goes on after step {last}; lines of a step must stand together")
         if len(steps.setdefault(number, [])) == MOST_SEQUENCES:
@@ -258,8 +263,8 @@ def load_trace(path: str) -> tuple[tuple[int, tuple[Request, ...]], ...]:
     return tuple((number, tuple(requests)) for number, requests in steps.items())
 
 
-def _lines(path: str) -> Iterator[tuple[str, int, Request]]:
-    """The requests of a file with the place of each and its step."""
+def lines_of(path: str, fields: Sequence[str] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of a file of JSON lines with the place of each; with `fields` the names that they may have."""
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
@@ -272,14 +277,14 @@ def _lines(path: str) -> Iterator[tuple[str, int, Request]]:
                 if n > MOST_LINES:
                     raise InputError(f"{place}: more than {MOST_LINES} lines")
                 if line.strip():
-                    yield place, *_request(place, line)
+                    yield place, _object(place, line, fields)
     except (OSError, ValueError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"trace: {path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _request(place: str, line: bytes) -> tuple[int, Request]:
+def _object(place: str, line: bytes, fields: Sequence[str]) -> dict[str, Any]:
     if len(line) > MOST_LINE:
         raise InputError(f"{place}: {len(line)} bytes; a line has at most {MOST_LINE}")
     try:
@@ -288,16 +293,32 @@ def _request(place: str, line: bytes) -> tuple[int, Request]:
         raise InputError(f"{place}: is not JSON: {line[:60].decode(errors='replace').strip()}") from None
     if not isinstance(data, dict):
         raise InputError(f'{place}: is not a JSON object like {{"context": 4096, "new": 1}}')
-    for name in data:
-        if name not in FIELDS:
-            raise InputError(f"{place}: {name!r:.60} is not one of {', '.join(FIELDS)}{nearest(name, FIELDS)}")
+    for name in data if fields else ():
+        if name not in fields:
+            raise InputError(f"{place}: {name!r:.60} is not one of {', '.join(fields)}{nearest(name, fields)}")
+    return data
+
+
+def _request(place: str, data: Mapping[str, Any]) -> tuple[int, Request]:
     if "context" not in data:
         raise InputError(f"{place}: context is missing")
-    step = _whole(place, data, "step", 0, 2**53, 0)
-    return step, Request(_whole(place, data, "context", 0, MAX_N // 2, 0), _whole(place, data, "new", 1, MAX_N // 2, 1))
+    step = whole_of(place, data, "step", 0, 2**53, 0)
+    context, new = (whole_of(place, data, n, low, MAX_N // 2, low) for n, low in (("context", 0), ("new", 1)))
+    return step, Request(context, new)
 
 
-def _whole(place: str, data: Mapping[str, Any], name: str, low: int, high: int, default: int) -> int:
+def number_of(place: str, data: Mapping[str, Any], name: str, low: float, high: float) -> float:
+    """A number of a line; raises InputError for another value."""
+    value = data[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        raise InputError(f"{place}: {name}: {json.dumps(value):.40} is not a number")
+    if not low <= value <= high:
+        raise InputError(f"{place}: {name}: {value:g} is out of range; {low:g} to {high:g} is allowed")
+    return float(value)
+
+
+def whole_of(place: str, data: Mapping[str, Any], name: str, low: int, high: int, default: int) -> int:
+    """A whole number of a line, or the default; raises InputError for another value."""
     value = data.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int):
         raise InputError(f"{place}: {name}: {json.dumps(value):.60} is not a whole number")
