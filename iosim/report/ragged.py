@@ -11,7 +11,7 @@ from typing import Any
 
 from iosim.report.sections import Column, Section, Table
 from iosim.report.text import machine_line
-from iosim.study.ragged import Ragged, Step, token_bytes
+from iosim.study.ragged import Cache, Ragged, Step, token_bytes
 from iosim.words import count, digits, duration, percent, ratio, size
 
 UNVALIDATED = (
@@ -130,7 +130,9 @@ def _sequences(r: Ragged) -> Table:
         Column("blocks", "blocks", "", "of each", lambda n: f"{n:,}"),
         Column("splits", "splits", "", "of the keys", str),
         Column("cache_bytes", "K and V", "B", "of each", size),
-    )
+        *((Column("pages", "pages", "", "of each", lambda n: f"{n:,}"),
+           Column("last_page", "last page", "", "how full", percent)) if r.engine.cache else ()),
+    )  # fmt: skip
     a, s = r.shape, r.step
     rows = []
     for (lengths, splits), times in Counter(zip(s.sequences, s.splits, strict=True)).items():
@@ -142,10 +144,18 @@ def _sequences(r: Ragged) -> Table:
                 "blocks": r.engine.blocks(lengths, s.schedule) * splits,
                 "splits": splits,
                 "cache_bytes": token_bytes(a, r.engine.cache) * lengths.k,
+                **_pages(r.engine.cache, lengths.k),
             }
         )
     shown = sorted(rows, key=lambda row: (-row["keys"], -row["queries"]))
     return Table("sequences", "Sequences by length", columns, tuple(shown))
+
+
+def _pages(cache: Cache | None, keys: int) -> dict[str, Any]:
+    """Pages of one sequence, and how full its last one is."""
+    if cache is None:
+        return {}
+    return {"pages": cache.pages(keys), "last_page": ((keys - 1) % cache.page + 1) / cache.page}
 
 
 def _notes(r: Ragged) -> Iterator[str]:
@@ -154,6 +164,14 @@ def _notes(r: Ragged) -> Iterator[str]:
            f"Simulating every processor may change times by {r.step.launch.time.spread_pct} %.")  # fmt: skip
     if r.engine.packed:
         yield "The query heads of a K/V head are rows of one tile, so that K and V are loaded once for them."
+    if (cache := r.engine.cache) is not None:
+        kind = "" if cache.dtype is None else f" The cache is in {cache.dtype}, with fp32 scales by {cache.scales}."
+        yield (f"A page of {cache.page} tokens holds {size(cache.page * token_bytes(r.shape, cache))} of K and V. Blocks "
+               f"read {size(r.step.table_bytes)} of the block table, 4 B a page, and know where their keys are one "
+               f"access to it later, {r.step.schedule.cycles['enter']} cycles; of a last page the rows that are "
+               f"there are read.{kind}")  # fmt: skip
+    if r.step.saved_bytes:
+        yield f"Of the shared prefix, {size(r.step.saved_bytes)} come from the L2 and not from DRAM."
     if any(n > 1 for n in r.step.splits):
         yield f"Keys are split by the rule {r.engine.rule}; one more launch combines the parts."
     yield UNVALIDATED

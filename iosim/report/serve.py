@@ -55,8 +55,9 @@ def cache_line(server: Server) -> str:
     """The K/V cache in words."""
     c = server.cache
     shared = f", the first {c.shared:,} tokens of all sequences in the same pages" if c.shared else ""
-    kind = "" if c.dtype is None else " in fp8 with an fp32 scale a row,"
-    return f"K/V cache:{kind} {size(server.token_bytes)} a token in all layers, pages of {c.page} tokens{shared}"
+    kind = "" if c.dtype is None else f" in {c.dtype} with fp32 scales by {c.scales},"
+    page = f"pages of {count(c.page, 'token', 'tokens')} ({size(c.page * server.token_bytes)})"
+    return f"K/V cache:{kind} {size(server.token_bytes)} a token in all layers, {page}{shared}"
 
 
 def model_notes(server: Server) -> Iterator[str]:
@@ -130,6 +131,7 @@ def _steps(r: Replayed) -> Table:
         Column("kv_bytes", "K and V", "B", "what requests attend to, once", size),
         Column("kv_written_bytes", "written", "B", "K and V of new tokens", size, wide=True),
         Column("dram_bytes", "DRAM", "B", "both ways", size),
+        Column("pages", "pages", "", "that hold its sequences' tokens", lambda n: f"{n:,}", wide=True),
         Column("table_bytes", "block\ntable", "B", "read by blocks", size, wide=True),
         Column("bound", "bound", words=True),
     )
@@ -150,6 +152,7 @@ def step_row(s: Step) -> dict[str, Any]:
         "kv_bytes": s.kv_bytes,
         "kv_written_bytes": s.written_bytes,
         "dram_bytes": s.dram_bytes,
+        "pages": s.pages,
         "table_bytes": s.table_bytes,
         "bound": s.bound,
     }

@@ -231,7 +231,7 @@ class Engine:
 
         One query sees all keys, or the last of its window; packed query heads are then what queries are elsewhere.
         """
-        if s.q > 1 or not self.packed:
+        if s.q > 1 or not self.packed or self.shape.global_tokens:
             return replace(self.shape, n_q=s.q, n_k=s.k, batch=1)
         seen = s.k if self.shape.window is None else min(s.k, self.shape.window)
         rows, heads = self.shape.group, self.shape.kv_heads

@@ -68,8 +68,8 @@ class Step:
     """What the attention of all layers takes in one step.
 
     `kv_bytes` are the K and V that its requests attend to, each once, `written_bytes` those of the new tokens, which
-    are in the cache before.  `dram_bytes` are what the launches move both ways.  `bound` is the busiest unit of the
-    layers that take most time.
+    are in the cache before.  `pages` hold the tokens of its sequences, each in every layer.  `dram_bytes` are what the
+    launches move both ways.  `bound` is the busiest unit of the layers that take most time.
     """
 
     number: int
@@ -84,6 +84,7 @@ class Step:
     saved_bytes: int
     flops: int
     bound: str
+    pages: int = 0
 
     @property
     def seconds(self) -> float:
@@ -152,6 +153,7 @@ class Server:
             saved_bytes=sum(layer.count * s.saved_bytes for layer, s in parts),
             flops=sum(layer.count * flops(layer.shape, requests) for layer in self.layers),
             bound=most.bound,
+            pages=sum(self.cache.pages(r.context + r.new) for r in requests),
         )
 
     def _launched(self, number: int, times: Mapping[Lengths, int]) -> Launched:
@@ -167,16 +169,16 @@ class Server:
 
 def rounded(s: Lengths) -> Lengths:
     """Lengths that times are computed for: queries and the keys before them, each to the nearest that there is."""
-    q = 1 if s.q == 1 else max(FINE, _nearest(s.q, FINE))
-    return Lengths(q, max(q, q + _nearest(s.k - s.q, GRAIN if s.k > GRAIN else FINE)) if q > 1 else _alone(s.k))
+    q = 1 if s.q == 1 else max(FINE, nearest_of(s.q, FINE))
+    return Lengths(q, max(q, q + nearest_of(s.k - s.q, GRAIN if s.k > GRAIN else FINE)) if q > 1 else _alone(s.k))
 
 
 def _alone(k: int) -> int:
     """Keys of one query."""
-    return max(FINE, _nearest(k, GRAIN if k > GRAIN else FINE))
+    return max(FINE, nearest_of(k, GRAIN if k > GRAIN else FINE))
 
 
-def _nearest(n: int, grain: int) -> int:
+def nearest_of(n: int, grain: int) -> int:
     """The nearest multiple of the grain, or of an eighth of the power of two below where that is more."""
     step = max(grain, (1 << max(0, n.bit_length() - 1)) // STEPS)
     return (n + step // 2) // step * step
