@@ -166,8 +166,9 @@ def _notes(r: Ragged) -> Iterator[str]:
         yield "The query heads of a K/V head are rows of one tile, so that K and V are loaded once for them."
     if (cache := r.engine.cache) is not None:
         kind = "" if cache.dtype is None else f" The cache is in {cache.dtype}, with fp32 scales by {cache.scales}."
-        yield (f"A page of {cache.page} tokens holds {size(cache.page * token_bytes(r.shape, cache))} of K and V. Blocks "
-               f"read {size(r.step.table_bytes)} of the block table, 4 B a page, and know where their keys are one "
+        held = size(cache.page * token_bytes(r.shape, cache))
+        yield (f"A page of {count(cache.page, 'token', 'tokens')} holds {held} of K and V. Blocks read "
+               f" {size(r.step.table_bytes)} of the block table, 4 B a page, and know where their keys are one "
                f"access to it later, {r.step.schedule.cycles['enter']} cycles; of a last page the rows that are "
                f"there are read.{kind}")  # fmt: skip
     if r.step.saved_bytes:
