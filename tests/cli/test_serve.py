@@ -144,7 +144,7 @@ def test_requests_as_they_arrive(iosim: Iosim, tmp_path: Path) -> None:
     shown, document, lines = (iosim(*args, *form) for form in ((), ("--json",), ("--csv",)))
     assert (shown.code, shown.err) == (document.code, document.err) == (lines.code, lines.err) == (0, "")
     assert max(len(line) for line in shown.out.splitlines() if str(tmp_path) not in line) <= 80
-    assert "At most 2 requests run at one time, and none ever waits for room" in " ".join(shown.out.split())
+    assert "At most 2 requests run at one time, and no request ever waits for room" in " ".join(shown.out.split())
     found = json.loads(document.out)
     jsonschema.validate(found, SCHEMA)
     assert sum(row["tokens"] for row in found["tables"]["bounds"]["rows"]) == 300 + 2 + 40 + 1 + 500
