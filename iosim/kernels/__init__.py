@@ -5,11 +5,12 @@ problem's head dimension (and, where it says so, its mask).  An [[order]] is for
 schedules of so many, a `tall` one for those whose warp groups have more than 64 rows each; of several that fit, the
 last one counts.  Its `shares` are of the schedule.  In its steps [verb, phase, ahead] an `ahead` of "last" stands for
 the stages less one.  A [split] says by which library's rule the keys are cut when a grid is small, and with which
-tiles; these are also for up to `rows` queries whose keys are not cut.  `contiguous` names the inputs that the library copies first where its caller has them strided.  `code_bytes` are
-what the first kernel of a call reads beside its tensors: code, constants, parameters.  A [kernels.NAME] has what one
-kernel of the program has otherwise: fields, the sizes of a matrix product, by which its library picks a tile, or a list
-of kernels by the length of a row (library.py).  `compiler` names the one whose registers, spills and waits follow from
-the tile (iosim/memory/triton.py).  A file that is `like` another has all of that file which it does not say itself.
+tiles; these are also for up to `rows` queries whose keys are not cut.  `contiguous` names the inputs that the library
+copies first where its caller has them strided.  `code_bytes` are what the first kernel of a call reads beside its
+tensors: code, constants, parameters.  A [kernels.NAME] has what one kernel of the program has otherwise: fields, the
+sizes of a matrix product, by which its library picks a tile, or a list of kernels by the length of a row (library.py).
+`compiler` names the one whose registers, spills and waits follow from the tile (iosim/memory/triton.py).  A file that
+is `like` another has all of that file which it does not say itself.
 
 What a kernel's code takes beyond the operations of its program (`instructions`, `cycles`; see Schedule) was counted by
 hardware or measured; each file says where.
