@@ -109,6 +109,22 @@ def _biases() -> Iterable[str]:
     return BIASES
 
 
+def _cached() -> Iterable[str]:
+    return "fp8", "int8"
+
+
+def _scales() -> Iterable[str]:
+    from iosim.dataflows.narrow_cache import PER
+
+    return PER
+
+
+def _split_rules() -> Iterable[str]:
+    from iosim.study.ragged import RULES
+
+    return RULES
+
+
 VALUES: dict[str, Callable[[], Iterable[str]]] = {
     "dataflow": _dataflows,
     "kernel": _kernels,
@@ -125,6 +141,9 @@ VALUES: dict[str, Callable[[], Iterable[str]]] = {
     "bias": _biases,
     "phase": _phases,
     "layers": _layers,
+    "cache_dtype": _cached,
+    "cache_scales": _scales,
+    "split_rule": _split_rules,
 }
 FILES = {
     "dataflow",
@@ -137,6 +156,9 @@ FILES = {
     "shapes",
     "file",
     "files",
+    "problem",
+    "lengths",
+    "trace",
 }  # also, or only
 
 

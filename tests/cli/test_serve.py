@@ -150,7 +150,7 @@ def test_requests_as_they_arrive(iosim: Iosim, tmp_path: Path) -> None:
     assert sum(row["tokens"] for row in found["tables"]["bounds"]["rows"]) == 300 + 2 + 40 + 1 + 500
     rows = list(csv.DictReader(io.StringIO(lines.out)))
     assert [(row["prompt"], float(row["waited_s"])) for row in rows] == [("40", 0), ("300", 0), ("500", 0)]
-    wrong = iosim("serve", str(place), *SHAPE, "--reserve", "85.8")
+    wrong = iosim("serve", str(place), *SHAPE, "--reserve", "85.8993")
     assert (wrong.code, "and there is room for" in wrong.err) == (2, True)
 
 
