@@ -147,7 +147,7 @@ def test_measured_calls_are_predicted_within_15_percent(n: int, d: int, implemen
     assert predicted_time(measured, H200) == pytest.approx(measured.measured["time"], rel=0.15)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_decode_calls_that_the_model_has_not_seen() -> None:
     """38 calls of one query on an H200: what a flush left dirty is written meanwhile, and counts."""
     with as_file(files("iosim").joinpath("data", "h200_decode.csv")) as path:
