@@ -36,7 +36,7 @@ MOST_BYTES = 2**28  # of a trace
 MOST_LINES = 2_000_000
 MOST_LINE = 4096  # bytes of a line
 FIELDS = ("step", "context", "new")
-GRAIN, FINE = 128, 16  # keys are rounded to whole GRAINs at least, those up to one and queries to whole FINEs
+GRAIN, FINE = 128, 16  # keys are rounded to whole GRAINs at least, those up to one to whole FINEs
 KEPT = 4096  # launches whose times are kept, the latest
 STEPS = 8  # and at most to so many lengths between one power of two and the next
 
@@ -138,7 +138,10 @@ class Server:
         """
         times = Counter(rounded(r.lengths) for r in like or requests)
         parts = [(layer, self._launched(n, times)) for n, layer in enumerate(self.layers)]
-        scaled = [(layer, s, *_scaled(layer.shape, self.cache, s, requests)) for layer, s in parts]
+        scaled = [
+            (layer, s, *_scaled(layer.shape, self.cache, s, requests, self.hardware.hbm.bandwidth))
+            for layer, s in parts
+        ]
         _, most, *_ = max(scaled, key=lambda part: part[0].count * part[2])
         return Step(
             number=number,
@@ -169,7 +172,7 @@ class Server:
 
 def rounded(s: Lengths) -> Lengths:
     """Lengths that times are computed for: queries and the keys before them, each to the nearest that there is."""
-    q = 1 if s.q == 1 else max(FINE, nearest_of(s.q, FINE))
+    q = nearest_of(s.q, 1)
     return Lengths(q, max(q, q + nearest_of(s.k - s.q, GRAIN if s.k > GRAIN else FINE)) if q > 1 else _alone(s.k))
 
 
@@ -184,17 +187,19 @@ def nearest_of(n: int, grain: int) -> int:
     return (n + step // 2) // step * step
 
 
-def _scaled(a: Attention, cache: Cache, s: Launched, requests: Sequence[Request]) -> tuple[int, int]:
+def _scaled(a: Attention, cache: Cache, s: Launched, requests: Sequence[Request], bandwidth: float) -> tuple[int, int]:
     """Picoseconds and DRAM bytes of a launch, in proportion to the true work: of K and V, or of FLOPs if these bound.
 
-    Launching costs what it does.
+    Launching costs what it does, and bytes take what DRAM's `bandwidth` lets them.
     """
     alike = [Request(each.k - each.q, each.q) for each in s.sequences]
     moved = kv_bytes(a, cache, requests) / kv_bytes(a, cache, alike)
     done = flops(a, requests) / flops(a, alike)
     launch = sum(kernel.launch_ps for kernel in s.timeline.kernels)
     share = moved if s.bound in ("dram", "l2", "copy") else done
-    return launch + round((s.timeline.makespan_ps - launch) * share), round(s.dram_bytes * moved)
+    dram = round(s.dram_bytes * moved)
+    least = round(dram * 10**12 / bandwidth)
+    return launch + max(least, round((s.timeline.makespan_ps - launch) * share)), dram
 
 
 def kv_bytes(a: Attention, cache: Cache, requests: Iterable[Request]) -> int:
