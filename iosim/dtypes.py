@@ -10,7 +10,7 @@ from iosim.errors import InputError, nearest
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """A binary floating-point format.
+    """A binary number format: floating point, or whole numbers, which are floating point below its least exponent.
 
     `bits` counts the significand with its hidden bit, so the unit roundoff is 2**-bits.
     `least_exponent` is the exponent of the smallest normal number, `largest` the largest finite one.  What rounds to
@@ -43,8 +43,12 @@ DTYPES = {
         DType("fp32", 4, 24, -126, 2.0**127 * (2 - 2.0**-23)),
         # OCP's E4M3: no infinities, NaN above 448.  GPUs convert to it with .satfinite: infinity becomes 448 too.
         DType("fp8_e4m3", 1, 4, -6, 448.0, saturates=True),
+        DType("int8", 1, 8, 7, 127.0, saturates=True),  # symmetric, as caches have it: -127 to 127
     )
 }
+
+CACHED = ("fp8_e4m3", "int8")  # what a K/V cache can be kept in, beside the dtype of Q
+DATA = tuple(name for name in DTYPES if name != "int8")  # of a problem: what matrix units take here
 
 ALIASES = {
     "float16": "fp16", "half": "fp16", "f16": "fp16",
@@ -62,6 +66,6 @@ def dtype(name: str) -> DType:
     """
     known = DTYPES.get(ALIASES.get(name.lower(), name.lower()))
     if known is None:
-        hint = nearest(name, [*DTYPES, *ALIASES])
-        raise InputError(f"dtype: {name!r} is not one of {', '.join(DTYPES)}{hint}")
+        hint = nearest(name, [*DATA, *ALIASES])
+        raise InputError(f"dtype: {name!r} is not one of {', '.join(DATA)}{hint}")
     return known

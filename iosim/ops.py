@@ -106,15 +106,17 @@ def _mask(
     diagonal: int | None,
     low: int | None,
     kept: int = 0,
+    queries: int | None = None,
     out: Array | None = None,
 ) -> Array:
     """-inf where the key's index is not below `keys`, exceeds the query's + `diagonal`, or is below its + `low`.
 
-    The last of these does not hide keys below `kept`.
+    The last of these does not hide keys below `kept`.  Rows are those of so many `queries`, head after head.
     """
     import numpy as np
 
-    query = np.asarray(row, np.int32)[..., None, None] + np.arange(x.shape[-2], dtype=np.int32)[:, None]
+    below = np.arange(x.shape[-2], dtype=np.int32)
+    query = np.asarray(row, np.int32)[..., None, None] + (below if queries is None else below % queries)[:, None]
     shift = np.asarray(col, np.int32)[..., None, None]
     key = np.arange(x.shape[-1], dtype=np.int32)
     end = np.full((x.shape[-2], 1), keys, np.int32)  # of the keys that a row sees

@@ -8,7 +8,7 @@ from math import isfinite, log2, sqrt
 from operator import index
 from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
-from iosim.dtypes import dtype
+from iosim.dtypes import DATA, dtype
 from iosim.errors import InputError, nearest
 from iosim.strides import parse
 
@@ -118,6 +118,8 @@ class Attention:
             hint = nearest(str(self.causal_align), ALIGNMENTS)
             raise InputError(f"causal_align: {self.causal_align!r} is not one of {', '.join(ALIGNMENTS)}{hint}")
         object.__setattr__(self, "dtype", dtype(self.dtype).name)
+        if self.dtype not in DATA:
+            raise InputError(f"dtype: {self.dtype} is a format of a K/V cache alone, not one of {', '.join(DATA)}")
         if self.accumulator not in ACCUMULATORS:
             hint = nearest(str(self.accumulator), ACCUMULATORS)
             raise InputError(f"accumulator: {self.accumulator!r} is not one of {', '.join(ACCUMULATORS)}{hint}")

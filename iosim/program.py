@@ -69,6 +69,10 @@ class Tensor:
         whole = tuple(Span(0, size) for size in self.shape[len(given) :])
         return View(self, given + whole)
 
+    def column(self, *index: Ex | Span) -> View:
+        """One number for each row of a tile, whatever axes these are along."""
+        return View(self, index, column=True)
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -85,24 +89,34 @@ def rows(i: Ex, n: int) -> Span:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The part of a tensor that a tile holds: per axis one index or a Span; one or two Spans; starts are affine."""
+    """The part of a tensor that a tile holds: per axis one index or a Span; starts are affine.
+
+    One Span is a column, two are rows and columns; of three the first two are the tile's rows, the second running
+    fastest (query heads that share keys, and the queries of each).  In a `column` two are rows alike.
+    """
 
     tensor: Tensor
     index: tuple[Ex | Span, ...]
+    column: bool = False
 
     @property
     def shape(self) -> Shape:
         """The tile's shape: a view with one Span is a column (rows, 1)."""
-        sizes = [ix.size for ix in self.index if isinstance(ix, Span)]
-        if len(self.index) != len(self.tensor.shape) or len(sizes) not in (1, 2):
+        sizes = self.spans
+        if len(self.index) != len(self.tensor.shape) or len(sizes) not in (1, 2, 3):
             raise ProgramError(f"{self}: a view needs an index for each of the {len(self.tensor.shape)} axes "
-                               f"of {self.tensor.name}, one or two of them spans")  # fmt: skip
-        return sizes[0], (sizes[1] if len(sizes) == 2 else 1)
+                               f"of {self.tensor.name}, one to three of them spans")  # fmt: skip
+        return (prod(sizes), 1) if self.column or len(sizes) == 1 else (prod(sizes[:-1]), sizes[-1])
+
+    @property
+    def spans(self) -> tuple[int, ...]:
+        """Sizes of the Spans."""
+        return tuple(ix.size for ix in self.index if isinstance(ix, Span))
 
     @property
     def is_row_statistic(self) -> bool:
         """One number a row, like the log-sum-exp; the papers' byte counts leave these out."""
-        return self.shape[1] == 1 and sum(isinstance(ix, Span) for ix in self.index) == 1
+        return self.shape[1] == 1 and (self.column or len(self.spans) == 1)
 
     @property
     def starts(self) -> tuple[Ex, ...]:
@@ -366,13 +380,26 @@ class Builder:
         return self._compute("matmul", tile, (a, b), add=add)
 
     def mask(
-        self, x: Tile, *, row: Ex, col: Ex, keys: int, diagonal: int | None, low: int | None = None, kept: int = 0
+        self,
+        x: Tile,
+        *,
+        row: Ex,
+        col: Ex,
+        keys: int,
+        diagonal: int | None,
+        low: int | None = None,
+        kept: int = 0,
+        queries: int | None = None,
     ) -> Tile:
         """-inf where key col + c is not below `keys`, above query row + r plus `diagonal`, or below it plus `low`.
 
-        None leaves a bound out; `low` does not hide the first `kept` keys.
+        None leaves a bound out; `low` does not hide the first `kept` keys.  Where the tile has several heads, each has
+        as many rows as `queries` says.
         """
-        return self._compute("mask", x, (x,), row=row, col=col, keys=keys, diagonal=diagonal, low=low, kept=kept)
+        place: dict[str, Any] = {} if queries is None else {"queries": queries}
+        return self._compute(
+            "mask", x, (x,), row=row, col=col, keys=keys, diagonal=diagonal, low=low, kept=kept, **place
+        )
 
     def softcap(self, out: str | Tile, x: Operand, *, by: float, cap: float) -> Tile:
         """cap * tanh(by * x / cap)."""

@@ -73,7 +73,8 @@ class Schedule:
     `stages` counts the buffers of each loaded tile of a loop, in the order in which the body loads them, the last
     one repeated: (2,) double-buffers all, (2, 1) double-buffers K only.  `groups` warp groups share a block.
     `splits` is the number of blocks that share the keys of a query tile (flash-decoding), or the queries of a head
-    (flash1).
+    (flash1).  With `pack_gqa` the rows of a query tile are those of all query heads that share a K/V head, so that K
+    and V are loaded once for them (FlashAttention-3's pack_gqa).
     `block_d` is the depth of one step of a library matrix product, `softmax_rows` and `softmax_cols` the tile of a
     row softmax (all keys in one tile where a row fits), and `softmax` its kind: "safe", "naive" or "online".
     `scores` is the dtype in which S, P and their gradients are kept in device memory: that of the "data", or "fp32".
@@ -116,6 +117,7 @@ class Schedule:
     stages: tuple[int, ...] = (2,)
     groups: int = 1
     splits: int = 1
+    pack_gqa: bool = False
     block_d: int = 64
     softmax_rows: int = 1
     softmax_cols: int = 4096
@@ -160,7 +162,7 @@ class Schedule:
             raise InputError(
                 f"stages: {self.stages!r} is not a tuple of one or more whole numbers, like (2,) or (2, 1)"
             )
-        for name in ("producer", "pingpong", "overlap"):
+        for name in ("pack_gqa", "producer", "pingpong", "overlap"):
             if not isinstance(value := getattr(self, name), bool):
                 raise InputError(f"{name}: {value!r} is not True or False")
         for stage in self.stages:

@@ -81,7 +81,9 @@ def check_forward(a: Attention, programs: Sequence[Program], source: Source, see
         chosen = [n for n, have in enumerate(kinds) if have == kind]
         group = [programs[n] for n in chosen]
         slack, stores = slack_of(a, kind), [_stores_scores(a, program) for program in group]
-        given = Quantised(source, a, dict(kind.scaled)) if a.is_fp8 else source
+        given = source
+        if kind.scaled:
+            given = Quantised(source, a, dict(kind.scaled), dtype=kind.keys, wide="" if a.is_fp8 else a.dtype)
         checks = check_rows(
             a,
             group,
@@ -108,8 +110,8 @@ class Kind:
     """What a program's operands and bound depend on.
 
     `parts` into which it splits the keys (it keeps row statistics of each, in scratch), the dtype of stored `scores`,
-    (input, rows) that share a scale, the inner sizes of its products with an fp16 accumulator, and whether weights are
-    rounded `twice`: stored, and stored again after dropout.
+    (input, rows) that share a scale, the inner sizes of its products with an fp16 accumulator, whether weights are
+    rounded `twice`: stored, and stored again after dropout, and the format of the `keys` and values.
     """
 
     parts: int
@@ -117,6 +119,7 @@ class Kind:
     scaled: tuple[tuple[str, int], ...] = ()
     narrow: tuple[int, ...] = ()
     twice: bool = False
+    keys: str = ""
 
     @classmethod
     def of(cls, a: Attention, program: Program) -> Kind:
@@ -128,7 +131,8 @@ class Kind:
         narrow = {n.args[0].shape[1] for n in computes if n.op == "matmul" and n.out.dtype == "fp16"}
         scores = next((t.dtype for t in program.tensors if t.name == "S"), a.score_dtype)
         twice = not a.is_fp8 and any(t.name == "P dropped" for t in program.tensors)
-        return cls(parts, scores, tuple(scaled_rows(program).items()), tuple(sorted(narrow)), twice)
+        keys = next(t.dtype for t in program.tensors if t.name == "K")
+        return cls(parts, scores, tuple(scaled_rows(program).items()), tuple(sorted(narrow)), twice, keys)
 
     def roundings(self, n: int) -> int:
         """How often a sum of n products in an fp16 accumulator is rounded at most."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from iosim.check.inputs import Normal
 from iosim.check.tensors import FLOATS, Stored, listed, read_tensors
-from iosim.dtypes import ALIASES, DTYPES, dtype
+from iosim.dtypes import ALIASES, DATA, DTYPES, dtype
 from iosim.errors import InputError, nearest
 from iosim.problem import SAME, Attention
 from iosim.rounding import round_to
@@ -132,7 +132,7 @@ class Inputs:
     def _dtype(self) -> str:
         """The format of all tensors."""
         first, *rest = self.tensors.values()
-        allowed = ", ".join(DTYPES)
+        allowed = ", ".join(DATA)
         for t in (first, *rest):
             if t.dtype.name not in ALIASES:
                 raise InputError(

@@ -1,7 +1,7 @@
-"""Operands in fp8: codes and scales, made from values as a kernel's caller makes them.
+"""Operands in fp8 or int8: codes and scales, made from values as a kernel's caller makes them.
 
-A scale is the largest magnitude of its block over the largest fp8 number, in fp32, and at least 2^-60; a code is a
-value over its scale, rounded.  So one value far from the others costs those of its block their precision.
+A scale is the largest magnitude of its block over the largest number of the format, in fp32, and at least 2^-60; a
+code is a value over its scale, rounded.  So one value far from the others costs those of its block their precision.
 
 Incoherent processing (FlashAttention-3, section 3.3) spreads such values: the rows of Q and K are multiplied by one
 random orthogonal matrix M before they are rounded.  (Q M)(K M)^T = Q K^T, so that only the roundings differ.  It is
@@ -45,11 +45,12 @@ def scaled_rows(program: Program) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Quantised:
-    """A Source of fp8 codes, and of their scales, made from another source's values.
+    """A Source of codes in 8 bits, and of their scales, made from another source's values.
 
-    `blocks` says how many rows of Q, K and V share a scale; what is not named has a scale of 1.  `whole`: all blocks of
-    a head get the head's own scale, as a tensor quantised as a whole has.  `transform` (d, d) multiplies Q's and K's
-    rows first.
+    `blocks` says how many rows of Q, K and V share a scale; what is not named has a scale of 1.  With `wide` K and V
+    are a cache in `dtype` beside a Q in that format, to which blocks widen them: it is then what `decoded` gives.
+    `whole`: all blocks of a head get the head's own scale, as a tensor quantised as a whole has.  `transform` (d, d)
+    multiplies Q's and K's rows first.
     """
 
     source: Source
@@ -57,18 +58,22 @@ class Quantised:
     blocks: Mapping[str, int]
     whole: bool = False
     transform: Double | None = None
+    dtype: str = FP8
+    wide: str = ""
     _known: dict[tuple[str, int, int], Single] = field(default_factory=dict, repr=False)
 
     @property
     def values_std(self) -> float | None:
         """See Source; a code times its scale may exceed the value by its rounding."""
         std = self.source.values_std
-        return None if std is None else std * (1 + DTYPES[FP8].roundoff)
+        return None if std is None else std * (1 + DTYPES[self.dtype].roundoff)
 
     def rows(self, name: str, batch: int, head: int, rows: Range) -> Single:
         """The codes, see Source."""
+        if self.wide and name not in self.blocks:
+            return self.source.rows(name, batch, head, rows)
         out = self._values(name, batch, head, rows) / self._by_row(name, batch, head, rows)
-        round_to(out, DTYPES[FP8])
+        round_to(out, DTYPES[self.dtype])
         return out
 
     def scales(self, name: str, box: Box) -> Single:
@@ -79,7 +84,10 @@ class Quantised:
     def decoded(self, name: str, box: Box, codes: Single) -> Single:
         """What the codes of a (batch, heads, rows, columns) box stand for, in float32."""
         factors = [[self._by_row(name, b, h, box[2]) for h in range(*box[1])] for b in range(*box[0])]
-        return codes * np.array(factors, np.float32)
+        out: Single = codes * np.array(factors, np.float32)
+        if self.wide:
+            round_to(out, DTYPES[self.wide])
+        return out
 
     def _values(self, name: str, batch: int, head: int, rows: Range) -> Single:
         values = self.source.rows(name, batch, head, rows)
@@ -107,7 +115,7 @@ class Quantised:
             largest[first // block : first // block + len(starts)] = np.maximum.reduceat(most, starts)
         if self.whole:
             largest[:] = largest.max()
-        scales = np.maximum(largest / np.float32(DTYPES[FP8].largest), np.float32(_LEAST))
+        scales = np.maximum(largest / np.float32(DTYPES[self.dtype].largest), np.float32(_LEAST))
         self._known[name, batch, head] = scales
         return scales
 

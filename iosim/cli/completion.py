@@ -38,9 +38,9 @@ def _machines() -> Iterable[str]:
 
 
 def _dtypes() -> Iterable[str]:
-    from iosim.dtypes import DTYPES
+    from iosim.dtypes import DATA
 
-    return DTYPES
+    return DATA
 
 
 def _accumulators() -> Iterable[str]:
@@ -115,6 +115,22 @@ def _biases() -> Iterable[str]:
     return BIASES
 
 
+def _cached() -> Iterable[str]:
+    return "fp8", "int8"
+
+
+def _scales() -> Iterable[str]:
+    from iosim.dataflows.narrow_cache import PER
+
+    return PER
+
+
+def _split_rules() -> Iterable[str]:
+    from iosim.study.ragged import RULES
+
+    return RULES
+
+
 VALUES: dict[str, Callable[[], Iterable[str]]] = {
     "dataflow": _dataflows,
     "kernel": _kernels,
@@ -132,6 +148,9 @@ VALUES: dict[str, Callable[[], Iterable[str]]] = {
     "bias": _biases,
     "phase": _phases,
     "layers": _layers,
+    "cache_dtype": _cached,
+    "cache_scales": _scales,
+    "split_rule": _split_rules,
 }
 FILES = {
     "dataflow",
@@ -144,6 +163,9 @@ FILES = {
     "shapes",
     "file",
     "files",
+    "problem",
+    "lengths",
+    "trace",
 }  # also, or only
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from iosim.cli.problem_file import problem_file_option
 from iosim.errors import InputError
 
 if TYPE_CHECKING:
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
     from iosim.dataflows import Dataflow
     from iosim.hardware import Hardware
     from iosim.problem import Attention
+    from iosim.study.batch import Batch
     from iosim.study.models import ModelCase
+    from iosim.study.ragged import Cache
     from iosim.study.vary import Axis, Case
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -104,7 +107,65 @@ def problem_options(command: F) -> F:
             help="With --config: prefill, decode (one query sees --n keys) or training.  [default: prefill]",
         ),
         click.option("--layers", help="With --config: full, sliding or all layers.  [default: all]"),
+        problem_file_option,
     )(command)
+
+
+def cache_options(page: int | None) -> Callable[[F], F]:
+    """The options that make a Cache, by default in pages of so many tokens, or none."""
+    shown = page is not None
+    return all_of(
+        click.option("--page", type=int, default=page, show_default=shown, help="Tokens in a page of the K/V cache."),
+        click.option("--cache-dtype", help="fp8 or int8: K and V in 8 bits with fp32 scales.  [default: --dtype]"),
+        click.option("--cache-scales", help="With --cache-dtype: a scale for each token, or head.  [default: token]"),
+        click.option("--shared-prefix", type=int, metavar="N", help="First tokens that all sequences share."),
+        click.option(
+            "--split-rule",
+            help="How split-kv cuts keys: balanced (all blocks have a slot), flash2, none.  [default: balanced]",
+        ),
+    )
+
+
+def cache_of(options: Mapping[str, Any]) -> Cache | None:
+    """The Cache of the options of `cache_options`; None where none of them is given."""
+    from iosim.study.batch import PAGED
+    from iosim.study.ragged import Cache
+
+    given = {of: options[name] for name, of in PAGED.items() if options[name] is not None}
+    return Cache(**given) if given else None
+
+
+def batch_options(command: F) -> F:
+    """The options that make a Batch."""
+    return all_of(
+        click.option(
+            "--lengths",
+            metavar="N,...",
+            help="Sequences in one launch, in place of --n and --batch: lengths, queries:keys, or a file of them.",
+        ),
+        cache_options(None),
+    )(command)
+
+
+def batch_of(options: Mapping[str, Any]) -> Batch | None:
+    """The Batch of --lengths and of its cache; None without.
+
+    Raises InputError for options that go with --lengths alone, or are none beside it.
+    """
+    from iosim.study.batch import FIELDS, Batch
+    from iosim.study.ragged import lengths_of
+
+    if options["lengths"] is None:
+        for name in FIELDS:
+            if options[name] is not None:
+                raise InputError(f"{name}: changes nothing without --lengths")
+        return None
+    for name in WITHOUT_LENGTHS:
+        if name in options and (_is_given(name) or options[name] is True):
+            hint = "; iosim serve takes it" if name == "config" else ""
+            raise InputError(f"{name}: is not taken with --lengths{hint}")
+    rule = {} if options["split_rule"] is None else {"split_rule": options["split_rule"]}
+    return Batch(sequences=lengths_of(options["lengths"]), cache=cache_of(options), **rule)
 
 
 def schedule_options(command: F) -> F:
@@ -123,6 +184,11 @@ def schedule_options(command: F) -> F:
             type=int,
             help="Runs that split-kv cuts the keys into (from idle processors), flash1 the queries.",
         ),
+        click.option(
+            "--pack-gqa/--no-pack-gqa",
+            default=None,
+            help="Query heads of a K/V head as rows of one tile.  [default: with --lengths]",
+        ),
         click.option("--grid-order", help="Launch order of blocks: natural, or longest-first (causal masks)."),
         click.option("--scores", help="S and P of standard in device memory: data (their dtype) or fp32."),
         click.option("--softmax", help="Softmax of standard: safe, naive or online.  [default: safe]"),
@@ -132,14 +198,21 @@ def schedule_options(command: F) -> F:
 _CHANGES = ("softcap", "alibi", "bias", "sinks", "global_tokens", "dropout", "block_mask", "layout")
 _PROBLEM = ("n_q", "n_k", "d", "d_v", "batch", "heads", "kv_heads", "dtype", "accumulator", "causal", "causal_align",
             "window", "lse", *_CHANGES)  # fmt: skip
-_SCHEDULE = ("block_q", "block_k", "stages", "splits", "softmax", "scores", "grid_order")
+_SCHEDULE = ("block_q", "block_k", "stages", "splits", "softmax", "scores", "pack_gqa", "grid_order")
+WITHOUT_LENGTHS = ("n_q", "n_k", "batch", "causal_align", "lse", "block_mask", "config", "phase", "layers", "inputs",
+                   "inputs_layout", "kernel")  # fmt: skip
 
 
 _FILLED = ("heads", "kv_heads", "d", "d_v")  # by a model's file, or by the option where the file has no such field
 
 
 def problem_of(options: dict[str, Any]) -> Attention:
-    """The problem that the options of `problem_options` make; of a model's layers, which are said on stderr."""
+    """The problem that the options of `problem_options` make; of a model's layers, which are said on stderr.
+
+    With lengths it is what the sequences have in common.
+    """
+    if options.get("lengths") is not None:
+        options = {**options, "n_q": 1, "n_k": None, "batch": 1}
     if (case := model_of(options)) is not None:
         from iosim.report.model import headline
 
@@ -245,6 +318,7 @@ class Subject:
     machine: Hardware
     given: Mapping[str, Any]
     fidelity: str
+    batch: Batch | None = None
 
 
 def subject_options(command: F) -> F:
@@ -278,7 +352,8 @@ def subject_of(options: dict[str, Any]) -> Subject:
     flow = load_kernel(kernel).dataflow() if kernel is not None else load_dataflow(options["dataflow"] or "flash2")
     require_read(given, [flow])
     require_formats(problem, machine, flow)
-    return Subject(problem, flow, machine, given, options["fidelity"])
+    batch = batch_of(options) if "lengths" in options else None
+    return Subject(problem, flow, machine, given, options["fidelity"], batch)
 
 
 def window_options(iterations: str, kernel: str = "the one that takes longest") -> Callable[[F], F]:
@@ -328,6 +403,7 @@ def case_of(
 
     Where --n or --d is varied or set, the option can be left out.
     """
+    from iosim.study.batch import FIELDS as BATCH_FIELDS
     from iosim.study.vary import Case, Source, axis
 
     if options["kernel"] is not None and options["dataflow"] is not None:
@@ -337,14 +413,20 @@ def case_of(
     axes = [axis(text, flow) for text in vary], [axis(text, flow, "set") for text in settings]
     for one in (*axes[0], *axes[1]):
         option = {"n": "n_q"}.get(one.name, one.name)
-        if option in _PROBLEM and _is_given(option):
+        if option in (*_PROBLEM, *BATCH_FIELDS) and is_typed(option):
             raise InputError(f"{'vary' if one in axes[0] else 'set'}: {one.name}: is given as an option too")
         if option in ("n_q", "d"):
             options[option] = one.values[0]
     subject = subject_of(options)
-    return Case(subject.problem, source, subject.machine, subject.given, subject.fidelity), *axes
+    made = Case(subject.problem, source, subject.machine, subject.given, subject.fidelity, subject.batch)
+    return made, *axes
+
+
+def is_typed(option: str) -> bool:
+    """Whether the command line gives it; what a file gives, other options may change."""
+    return click.get_current_context().get_parameter_source(option) is ParameterSource.COMMANDLINE
 
 
 def _is_given(option: str) -> bool:
-    """Whether the command line gives it."""
+    """Whether the command line or a file gives it."""
     return click.get_current_context().get_parameter_source(option) is not ParameterSource.DEFAULT

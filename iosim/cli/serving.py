@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from iosim.cli.options import all_of
+from iosim.cli.options import all_of, cache_of, cache_options
+from iosim.cli.problem_file import problem_file_option
 from iosim.errors import InputError
 
 if TYPE_CHECKING:
+    from iosim.study.arrivals import Policy
     from iosim.study.serving import Server
 
 F = TypeVar("F", bound=Callable[..., Any])
-SHAPE = ("d", "d_v", "heads", "kv_heads", "dtype", "window")
+POLICY = ("step_tokens", "sequences", "reserve", "beside")  # of requests that arrive
+SHAPE = ("d", "d_v", "heads", "kv_heads", "dtype", "window", "softcap", "sinks")
 
 
 def server_options(command: F) -> F:
@@ -31,17 +34,15 @@ def server_options(command: F) -> F:
         click.option("--dtype", default="fp16", show_default=True, help="fp16 or bf16 data."),
         click.option("--hw", default="mp31", show_default=True, help="A machine by name, or a .toml file."),
         click.option("--dataflow", default="split-kv", show_default=True, help="split-kv or flash2."),
+        click.option("--softcap", type=float, metavar="C", help="Scores s become C * tanh(s / C)."),
+        click.option("--sinks", is_flag=True, help="Attention sinks: a learned logit a head in the softmax's sum."),
         click.option(
-            "--split-rule",
-            default="balanced",
-            show_default=True,
-            help="How keys are cut: balanced (equal runs that give every block a slot), flash2, none.",
+            "--pack-gqa/--no-pack-gqa",
+            default=None,
+            help="Query heads of a K/V head as rows of one tile.  [default: wherever some share one]",
         ),
-        click.option("--page", type=int, default=16, show_default=True, help="Tokens in a page of the K/V cache."),
-        click.option("--cache-dtype", help="fp8: K and V in 8 bits with a scale a row.  [default: --dtype]"),
-        click.option(
-            "--shared-prefix", type=int, default=0, show_default=True, help="First tokens that all sequences share."
-        ),
+        cache_options(16),
+        problem_file_option,
     )(command)
 
 
@@ -49,7 +50,7 @@ def server_of(options: dict[str, Any]) -> Server:
     """The Server of these options; raises InputError where they contradict one another."""
     from iosim.problem import MAX_N, Attention
     from iosim.study.models import ALL, load_model
-    from iosim.study.ragged import Cache
+    from iosim.study.ragged import RULES, Cache
     from iosim.study.run import machine_called
     from iosim.study.serving import Layer, Server, layers_of
 
@@ -66,8 +67,20 @@ def server_of(options: dict[str, Any]) -> Server:
         layers = layers_of(
             model.case(n=MAX_N, phase="decode", layers=kinds, window=options["window"], dtype=own["dtype"])
         )
-    cache = Cache(page=options["page"], shared=options["shared_prefix"], dtype=options["cache_dtype"])
-    return Server(layers, machine, options["dataflow"], {}, options["split_rule"], cache)
+    given = {} if options["pack_gqa"] is None else {"pack_gqa": options["pack_gqa"]}
+    rule = options["split_rule"] or RULES[0]
+    return Server(layers, machine, options["dataflow"], given, rule, cache_of(options) or Cache())
+
+
+def policy_of(options: dict[str, Any]) -> Policy:
+    """How the server batches requests that arrive."""
+    from iosim.problem import require_number
+    from iosim.study.arrivals import Policy
+
+    given = {name: options[name] for name in POLICY if options[name] is not None}
+    reserved = round(require_number("reserve", given.pop("reserve", 0), 0, 10**6) * 1e9)
+    beside = require_number("beside", given.pop("beside", 0), 0, 10**9) / 1e6
+    return Policy(**given, reserved=reserved, beside=beside)
 
 
 def request_of(options: dict[str, Any], **more: Any) -> dict[str, Any]:

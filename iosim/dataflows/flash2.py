@@ -7,6 +7,8 @@ In fp8 (FlashAttention-3, section 3.3) each tile of Q, K and V has a scale.  Sco
 The sums of P V are kept in units of the last V tile's scale, to which the factor that rescales them brings them; so
 there is no further pass over them.  Before P is rounded it is multiplied by 2^8, for the sake of small weights.
 
+With `pack_gqa` a tile has the queries of all heads that share K and V (FlashAttention-3), which it loads once for them.
+
 A sink is where the running maximum begins, with a weight of 1.  Beside a window, tiles of global tokens come first.
 """
 
@@ -14,31 +16,31 @@ from __future__ import annotations
 
 from math import inf, log
 
-from iosim.dataflows.tiles import GAIN, Scores, drop, key_runs, mask_edges, operands, sinks_of
-from iosim.index import cdiv
+from iosim.dataflows.tiles import GAIN, QueryTile, Scores, drop, key_runs, mask_edges, operands, sinks_of
 from iosim.problem import Attention
 from iosim.program import Builder, Program, Tile, View, rows
 from iosim.schedule import Schedule
 
-USES = ("block_q", "block_k", "grid_order")
+USES = ("block_q", "block_k", "pack_gqa", "grid_order")
 BACKWARD = "flash-backward"
 TAKES = ("fp8", "fp16 accumulator", "soft-cap", "ALiBi", "bias", "sinks", "global tokens", "dropout", "block mask")
 
 
 def flash2(a: Attention, s: Schedule) -> Program:
     """The program for problem `a` with the tile sizes of schedule `s`."""
-    p, bq, bk = Builder("flash2"), s.block_q, s.block_k
+    tile = QueryTile.of(a, s)
+    p, bq, bk = Builder("flash2"), tile.queries, s.block_k
     Q, K, V = operands(p, a)
     if a.is_fp8:
         SQ, SK, SV = p.scales("SQ", Q, bq), p.scales("SK", K, bk), p.scales("SV", V, bk)
     scores, sinks = Scores.of(p, a), sinks_of(p, a)
     scale = scores.scale
     O = p.tensor("O", (a.batch, a.heads, a.n_q, a.d_v), a.out_dtype, "out")
-    with p.kernel("attention", b=a.batch, kv=a.kv_heads, g=a.group, i=cdiv(a.n_q, bq)) as (b, kv, g, i):
-        h = kv * a.group + g
-        q = p.load("q", Q[b, h, rows(i, bq)])
-        m, l = _start(p, a, bq, None if sinks is None else sinks[rows(h, 1)], scale)
-        o = p.fill("o", shape=(bq, a.d_v), value=0, dtype=a.accumulator)
+    with p.kernel("attention", **tile.grid(a)) as (b, kv, g, i):
+        h = kv * a.group + g * tile.heads
+        q = p.load("q", Q[tile.place(b, h, i)])
+        m, l = _start(p, a, tile.rows, None if sinks is None else sinks[rows(h, 1)], scale)
+        o = p.fill("o", shape=(tile.rows, a.d_v), value=0, dtype=a.accumulator)
         if a.is_fp8:
             sq = p.load("sq", SQ[b, h, rows(i, 1)])
             unit = p.fill("unit", shape=(1, 1), value=1)  # of o
@@ -58,7 +60,7 @@ def flash2(a: Attention, s: Schedule) -> Program:
                     if a.is_fp8:
                         p.mul(x, x, p.mul("sqk", sq, sk))
                     scores.change(p, x, bias, h, i, j, bq, bk, a.scale)
-                    mask_edges(p, a, x, i, j, bq, bk, j, edges)
+                    mask_edges(p, a, x, i, j, bq, bk, j, edges, tile.packed)
                     new = p.max("new", m, p.rowmax("top", x))
                     shrink = p.exp("shrink", m, new, scale=scale)
                     p.exp(x, x, p.sub("lifted", new, lift) if a.is_fp8 else new, scale=scale)
@@ -80,10 +82,10 @@ def flash2(a: Attention, s: Schedule) -> Program:
         if a.is_fp8:
             p.mul(out, out, unit)
             p.sub(m, m, lift)
-        p.store(O[b, h, rows(i, bq)], out)
+        p.store(O[tile.place(b, h, i)], out)
         if a.lse:
             L = p.tensor("L", (a.batch, a.heads, a.n_q), "fp32", "out")
-            p.store(L[b, h, rows(i, bq)], p.add("lse", p.scale("ms", m, by=scale), p.log("ln", l)))
+            p.store(L.column(*tile.place(b, h, i)), p.add("lse", p.scale("ms", m, by=scale), p.log("ln", l)))
     return p.done()
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from iosim.dataflows import Rule
     from iosim.hardware import Hardware
 
-USES = ("block_q", "block_k", "producer", "pingpong", "overlap", "grid_order")
+USES = ("block_q", "block_k", "producer", "pingpong", "overlap", "pack_gqa", "grid_order")
 BACKWARD = "flash-backward"
 TAKES = ("fp8", "fp16 accumulator", "soft-cap", "ALiBi", "bias", "sinks", "global tokens", "dropout", "block mask")
 ROWS = (192, 128, 64, 32, 16)  # 64 for each consumer

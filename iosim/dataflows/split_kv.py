@@ -17,7 +17,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from iosim.dataflows.flash2 import flash2
-from iosim.dataflows.tiles import Scores, drop, key_runs, mask_edges, sinks_of
+from iosim.dataflows.tiles import QueryTile, Scores, drop, key_runs, mask_edges, query_tiles_of, sinks_of
 from iosim.dtypes import dtype
 from iosim.index import cdiv, least, most
 from iosim.problem import Attention
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from iosim.dataflows import Rule
     from iosim.hardware import Hardware
 
-USES = ("block_q", "block_k", "splits", "grid_order")
+USES = ("block_q", "block_k", "splits", "pack_gqa", "grid_order")
 BACKWARD = "flash-backward"
 TAKES = ("soft-cap", "ALiBi", "bias", "sinks", "global tokens", "dropout", "block mask")
 COMBINED = 8  # heads of a block that combines results of one query
@@ -39,7 +39,8 @@ def split_kv(a: Attention, s: Schedule) -> Program:
     """The program for problem `a` with the tile sizes and the splits of schedule `s`."""
     if s.splits == 1:
         return replace(flash2(a, s), name="split-kv")
-    p, bq, bk = Builder("split-kv"), s.block_q, s.block_k
+    tile = QueryTile.of(a, s)
+    p, bq, bk = Builder("split-kv"), tile.queries, s.block_k
     Q = p.tensor("Q", (a.batch, a.heads, a.n_q, a.d), a.dtype, "in")
     K = p.tensor("K", (a.batch, a.kv_heads, a.n_k, a.d), a.dtype, "in")
     V = p.tensor("V", (a.batch, a.kv_heads, a.n_k, a.d_v), a.dtype, "in")
@@ -48,13 +49,13 @@ def split_kv(a: Attention, s: Schedule) -> Program:
     Ot = p.tensor("O parts", (s.splits, a.batch, a.heads, a.n_q, a.d_v), "fp32", "scratch")
     Lt = p.tensor("L parts", (s.splits, a.batch, a.heads, a.n_q), "fp32", "scratch")
     run = cdiv(cdiv(a.n_k, bk), s.splits)  # key tiles of a split
-    grid = {"b": a.batch, "kv": a.kv_heads, "g": a.group, "i": cdiv(a.n_q, bq), "t": s.splits}
-    with p.kernel("parts", **grid) as (b, kv, g, i, t):
-        h = kv * a.group + g
-        q = p.load("q", Q[b, h, rows(i, bq)])
-        m = p.fill("m", shape=(bq, 1), value=-inf)
-        l = p.fill("l", shape=(bq, 1), value=0)
-        o = p.fill("o", shape=(bq, a.d_v), value=0)
+    with p.kernel("parts", **tile.grid(a), t=s.splits) as (b, kv, g, i, t):
+        h = kv * a.group + g * tile.heads
+        place = tile.place(b, h, i)
+        q = p.load("q", Q[place])
+        m = p.fill("m", shape=(tile.rows, 1), value=-inf)
+        l = p.fill("l", shape=(tile.rows, 1), value=0)
+        o = p.fill("o", shape=(tile.rows, a.d_v), value=0)
         for name, edges in key_runs(a, i, bq, bk):
             with p.loop(name, most(edges[0], t * run), least(edges[3], (t + 1) * run)) as j:
                 k = p.load("k", K[b, kv, rows(j, bk)])
@@ -64,7 +65,7 @@ def split_kv(a: Attention, s: Schedule) -> Program:
                     x = p.matmul("x", q, k.T)
                 with p.phase("softmax"):
                     scores.change(p, x, bias, h, i, j, bq, bk, a.scale)
-                    mask_edges(p, a, x, i, j, bq, bk, j, edges)
+                    mask_edges(p, a, x, i, j, bq, bk, j, edges, tile.packed)
                     new = p.max("new", m, p.rowmax("top", x))
                     shrink = p.exp("shrink", m, new, scale=scale)
                     p.exp(x, x, new, scale=scale)
@@ -77,8 +78,8 @@ def split_kv(a: Attention, s: Schedule) -> Program:
                     p.mul(o, o, shrink)
                 with p.phase("pv"):
                     p.matmul(o, pr, v, add=True)
-        p.store(Ot[t, b, h, rows(i, bq)], p.div(o, o, l))
-        p.store(Lt[t, b, h, rows(i, bq)], p.add("lse", p.scale("ms", m, by=scale), p.log("ln", l)))
+        p.store(Ot[(t, *place)], p.div(o, o, l))
+        p.store(Lt.column(t, *place), p.add("lse", p.scale("ms", m, by=scale), p.log("ln", l)))
     combine(p, a, s, Ot, Lt, sinks)
     return p.done()
 
@@ -138,8 +139,7 @@ def plan(a: Attention, hardware: Hardware, given: Mapping[str, Any], rule: Rule)
         return rule()
 
     def room(s: Schedule) -> int:
-        blocks = a.batch * a.heads * cdiv(a.n_q, s.block_q)
-        return min(int(cdiv(a.n_k, s.block_k)), MOST, int(cdiv(hardware.processors or 1, blocks)))
+        return min(int(cdiv(a.n_k, s.block_k)), MOST, int(cdiv(hardware.processors or 1, query_tiles_of(a, s))))
 
     s, why = rule(lambda s: {"splits": min(range(1, room(s) + 1), key=lambda n: _in_a_row(a, s, n))})
     units = f"{hardware.called}s"

@@ -7,13 +7,15 @@ Query i sees the keys from i + diagonal + 1 - window (a sliding window) to i + d
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from math import prod
+from typing import Any, TypeAlias
 
 from iosim.blockmask import BlockMask
 from iosim.errors import InputError
 from iosim.index import Ex, Index, cdiv, least, lookup, most
-from iosim.problem import Attention
-from iosim.program import Builder, Tensor, Tile, rows
+from iosim.problem import FEATURES, Attention
+from iosim.program import Builder, Span, Tensor, Tile, rows
+from iosim.schedule import Schedule
 
 # Weights are at most 1, and an fp8 number below 2^-9 is 0: kernels multiply them by 2^8, and their sum with them.
 GAIN = 2**8
@@ -170,6 +172,58 @@ def operand(p: Builder, x: Tile, dtype: str) -> Tile:
         return p.cast(f"{x.name} {dtype}", x, dtype)
 
 
+@dataclass(frozen=True, slots=True)
+class QueryTile:
+    """The rows of a query tile: `queries` of each of `heads` query heads that share a K/V head."""
+
+    heads: int
+    queries: int
+
+    @classmethod
+    def of(cls, a: Attention, s: Schedule) -> QueryTile:
+        """That of a schedule: block_q queries of one head, or with `pack_gqa` about as many rows of all heads that fit.
+
+        Raises InputError for what a packed tile is not written for: where heads differ in more than their queries.
+        """
+        if not s.pack_gqa:
+            return cls(1, s.block_q)
+        if a.group == 1:
+            raise InputError("pack_gqa: changes nothing where no query heads share a K/V head")
+        if beside := unpackable(a):
+            raise InputError(f"pack_gqa: is not written for {FEATURES[beside][1]}")
+        heads = max(n for n in range(1, min(a.group, s.block_q) + 1) if a.group % n == 0)
+        return cls(heads, s.block_q // heads)
+
+    def grid(self, a: Attention) -> dict[str, Any]:
+        """Grid axes of all query tiles: batch, K/V heads, runs of their query heads, runs of queries."""
+        return {"b": a.batch, "kv": a.kv_heads, "g": a.group // self.heads, "i": cdiv(a.n_q, self.queries)}
+
+    @property
+    def rows(self) -> int:
+        """Of the tile."""
+        return self.heads * self.queries
+
+    @property
+    def packed(self) -> int | None:
+        """Rows of each head where there are several."""
+        return self.queries if self.heads > 1 else None
+
+    def place(self, b: Ex, first: Ex, i: Ex) -> tuple[Ex | Span, ...]:
+        """Index of the tile that begins at query head `first`, in a tensor with a row for each query of each head."""
+        return b, Span(first, self.heads) if self.heads > 1 else first, rows(i, self.queries)
+
+
+def unpackable(a: Attention) -> str:
+    """Which of a problem's FEATURES tells the heads of a packed tile apart by more than their queries; "" for none."""
+    apart = ("fp8", "ALiBi", "bias", "sinks", "dropout", "block mask")
+    return next((feature for feature in a.features if feature in apart), "")
+
+
+def query_tiles_of(a: Attention, s: Schedule) -> int:
+    """Query tiles of all heads."""
+    return int(prod(QueryTile.of(a, s).grid(a).values()))
+
+
 def operands(p: Builder, a: Attention) -> tuple[Tensor, Tensor, Tensor]:
     """Q, K and V."""
     return (
@@ -264,23 +318,30 @@ def sinks_of(p: Builder, a: Attention) -> Tensor | None:
 
 
 def mask_keys(
-    p: Builder, a: Attention, x: Tile, i: Ex, j: Ex, block_q: int, block_k: int, *, visited: bool = False
-) -> None:
-    """Mask the scores `x` of query tile i and key tile j; of one that is `visited` by key_runs, at its edges."""
+    p: Builder, a: Attention, x: Tile, i: Ex, j: Ex, block_q: int, block_k: int, *, visited: bool = False,
+    packed: int | None = None,
+) -> None:  # fmt: skip
+    """Mask the scores `x` of query tile i and key tile j; of one that is `visited` by key_runs, at its edges.
+
+    `packed`: rows of each head, where the tile has several.
+    """
     high = a.diagonal if a.causal else None
     low = None if a.window is None else a.diagonal + 1 - a.window
     if a.block_mask is not None and not visited:
         height, width = a.block_mask.size(a.n_q, a.n_k)
         row, col = i * block_q, j * block_k
         p.block_mask(x, row=row, col=col, blocks=a.block_mask.rows, height=height, width=width)
-    p.mask(x, row=i * block_q, col=j * block_k, keys=a.n_k, diagonal=high, low=low, kept=a.global_tokens)
+    p.mask(
+        x, row=i * block_q, col=j * block_k, keys=a.n_k, diagonal=high, low=low, kept=a.global_tokens, queries=packed
+    )
 
 
 def mask_edges(
-    p: Builder, a: Attention, x: Tile, i: Ex, j: Ex, block_q: int, block_k: int, along: Index, edges: Edges
-) -> None:
+    p: Builder, a: Attention, x: Tile, i: Ex, j: Ex, block_q: int, block_k: int, along: Index, edges: Edges,
+    packed: int | None = None,
+) -> None:  # fmt: skip
     """Mask the scores `x` of query tile i and key tile j in the tiles at the two `edges` of the loop `along` i or j."""
     lo, left, right, hi = edges
     for first, end in ((lo, left), (right, hi)):
         with p.when(along, first, end):
-            mask_keys(p, a, x, i, j, block_q, block_k, visited=True)
+            mask_keys(p, a, x, i, j, block_q, block_k, visited=True, packed=packed)

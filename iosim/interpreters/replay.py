@@ -371,6 +371,7 @@ class _Part:
     def _load(self, node: Load, box: Box) -> None:
         access = self.kernel.access[id(node)]
         view = self._view(access, self.memory[node.view.tensor.name], box)
+        view = view.reshape(*view.shape[: len(box)], *node.tile.shape)
         self._count(node, access, "read", box)
         if node.tile.name in self.kernel.aliased:
             self.tiles[node.tile.name] = view, box
@@ -419,6 +420,7 @@ class _Part:
                 value = value.sum(n, keepdims=True)
             elif hi - lo > 1:
                 value = value * np.float32(hi - lo)
+        value = value.reshape(*value.shape[: len(box)], *view.shape[len(box) :])
         if node.add:
             view += value
             round_into(view, view, dtype)
@@ -442,7 +444,7 @@ class _Part:
             if start.span:
                 shape.append(start.size)
                 strides.append(stride)
-        missing = len(box) + 2 - len(shape)
+        missing = max(0, len(box) + 2 - len(shape))
         return np.ndarray(shape + [1] * missing, np.float32, memory.data.data, offset, strides + [4] * missing)
 
     def _count(self, node: Load | Store, access: _Access, direction: str, box: Box) -> None:

@@ -5,11 +5,12 @@ problem's head dimension (and, where it says so, its mask).  An [[order]] is for
 schedules of so many, a `tall` one for those whose warp groups have more than 64 rows each; of several that fit, the
 last one counts.  Its `shares` are of the schedule.  In its steps [verb, phase, ahead] an `ahead` of "last" stands for
 the stages less one.  A [split] says by which library's rule the keys are cut when a grid is small, and with which
-tiles.  `contiguous` names the inputs that the library copies first where its caller has them strided.  `code_bytes` are
-what the first kernel of a call reads beside its tensors: code, constants, parameters.  A [kernels.NAME] has what one
-kernel of the program has otherwise: fields, the sizes of a matrix product, by which its library picks a tile, or a list
-of kernels by the length of a row (library.py).  `compiler` names the one whose registers, spills and waits follow from
-the tile (iosim/memory/triton.py).  A file that is `like` another has all of that file which it does not say itself.
+tiles; these are also for up to `rows` queries whose keys are not cut.  `contiguous` names the inputs that the library
+copies first where its caller has them strided.  `code_bytes` are what the first kernel of a call reads beside its
+tensors: code, constants, parameters.  A [kernels.NAME] has what one kernel of the program has otherwise: fields, the
+sizes of a matrix product, by which its library picks a tile, or a list of kernels by the length of a row (library.py).
+`compiler` names the one whose registers, spills and waits follow from the tile (iosim/memory/triton.py).  A file that
+is `like` another has all of that file which it does not say itself.
 
 What a kernel's code takes beyond the operations of its program (`instructions`, `cycles`; see Schedule) was counted by
 hardware or measured; each file says where.
@@ -76,6 +77,11 @@ class _Split(_Table):
     rule: Literal["flash1", "flash2", "cudnn"]
     dataflow: str
     tile: tuple[_Tile, ...]
+    rows: int = 0
+
+    def takes(self, a: Attention, splits: int) -> bool:
+        """Whether its tiles are those of a problem."""
+        return splits > 1 or a.n_q <= self.rows
 
 
 class _Part(BaseModel):
@@ -163,7 +169,8 @@ class Kernel:
         Raises InputError for a head dimension or a mask that it does not have.
         """
         splits = given.get("splits", self.splits(a, processors))
-        part = self.file if splits == 1 or self.file.split is None else self.file.split
+        cut = self.file.split
+        part = cut if cut is not None and cut.takes(a, splits) else self.file
         tiles = [t for t in part.tile if a.d <= t.d and t.causal in (None, a.causal)]
         if not tiles:
             most = max(t.d for t in part.tile)
@@ -210,7 +217,8 @@ class Kernel:
         parts = None if self.file.split is None else load_dataflow(self.file.split.dataflow)
 
         def write(a: Attention, s: Schedule) -> Program:
-            chosen = flow if parts is None or s.splits == 1 else parts
+            cut = self.file.split
+            chosen = parts if parts is not None and cut is not None and cut.takes(a, s.splits) else flow
             if refusal := chosen.refusal(a):
                 raise InputError(refusal)
             program = chosen.write(a, s)
@@ -225,7 +233,8 @@ class Kernel:
             if self.file.kernels and "kernels" not in given:
                 own["kernels"] = {name: part.fields_for(a, hardware) for name, part in self.file.kernels.items()}
             why = f"as {self.title}" + ("; some fields are given" if given else "")
-            if flow.plan is None or own["splits"] > 1:
+            cut = self.file.split
+            if flow.plan is None or (cut is not None and cut.takes(a, own["splits"])):
                 schedule = Schedule(**own)
                 self.refuse_unknown(flow, a, schedule)
                 return schedule, why

@@ -37,8 +37,12 @@ def render(found: Pareto, store: str) -> str:
 def _title(front: Front) -> str:
     """The problem and the machine."""
     p = front.row.inputs["problem"]
-    sizes = [f"n {p['n_q']:,}"] + ([f"n_k {p['n_k']:,}"] if p["n_k"] != p["n_q"] else []) + [f"d {p['d']}"]
-    sizes += [f"{name} {p[name]}" for name in ("batch", "heads") if p[name] != 1]
+    if "lengths" in p:
+        sizes = [count(len(p["lengths"]), "sequence", "sequences"), f"d {p['d']}"]
+        sizes += [f"page {p['page']}"] if "page" in p else []
+    else:
+        sizes = [f"n {p['n_q']:,}"] + ([f"n_k {p['n_k']:,}"] if p["n_k"] != p["n_q"] else []) + [f"d {p['d']}"]
+    sizes += [f"{name} {p[name]}" for name in ("batch", "heads") if p.get(name, 1) != 1]
     sizes += [f"kv_heads {p['kv_heads']}"] if p["kv_heads"] != p["heads"] else []
     sizes += [p["dtype"]] + (["causal"] if p["causal"] else []) + ([f"window {p['window']}"] if p["window"] else [])
     passes = (front.row.result or {}).get("computes")

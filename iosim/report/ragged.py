@@ -9,11 +9,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from iosim.dtypes import dtype
-from iosim.index import cdiv
 from iosim.report.sections import Column, Section, Table
 from iosim.report.text import machine_line
-from iosim.study.ragged import Ragged, Step
+from iosim.study.ragged import Cache, Ragged, Step, token_bytes
 from iosim.words import count, digits, duration, percent, ratio, size
 
 UNVALIDATED = (
@@ -132,31 +130,49 @@ def _sequences(r: Ragged) -> Table:
         Column("blocks", "blocks", "", "of each", lambda n: f"{n:,}"),
         Column("splits", "splits", "", "of the keys", str),
         Column("cache_bytes", "K and V", "B", "of each", size),
-    )
+        *((Column("pages", "pages", "", "of each", lambda n: f"{n:,}"),
+           Column("last_page", "last page", "", "how full", percent)) if r.engine.cache else ()),
+    )  # fmt: skip
     a, s = r.shape, r.step
     rows = []
     for (lengths, splits), times in Counter(zip(s.sequences, s.splits, strict=True)).items():
-        p = r.engine.problem(lengths)
         rows.append(
             {
                 "queries": lengths.q,
                 "keys": lengths.k,
                 "sequences": times,
-                "blocks": p.heads * cdiv(p.n_q, s.schedule.block_q) * splits,
+                "blocks": r.engine.blocks(lengths, s.schedule) * splits,
                 "splits": splits,
-                "cache_bytes": a.kv_heads * (a.d + a.d_v) * dtype(a.dtype).bytes * lengths.k,
+                "cache_bytes": token_bytes(a, r.engine.cache) * lengths.k,
+                **_pages(r.engine.cache, lengths.k),
             }
         )
     shown = sorted(rows, key=lambda row: (-row["keys"], -row["queries"]))
     return Table("sequences", "Sequences by length", columns, tuple(shown))
 
 
+def _pages(cache: Cache | None, keys: int) -> dict[str, Any]:
+    """Pages of one sequence, and how full its last one is."""
+    if cache is None:
+        return {}
+    return {"pages": cache.pages(keys), "last_page": ((keys - 1) % cache.page + 1) / cache.page}
+
+
 def _notes(r: Ragged) -> Iterator[str]:
     yield ("Model: each sequence is the ordinary dataflow's program, all with one tile, and their blocks share one "
            "grid. Each sequence stands behind an L2 of its own. Reading the offsets of sequences is not counted. "
            f"Simulating every processor may change times by {r.step.launch.time.spread_pct} %.")  # fmt: skip
-    if any(s.q == 1 for s in r.step.sequences) and r.shape.group > 1:
-        yield "With one query, the query heads of a K/V head are rows of one tile, so that K and V are loaded once."
+    if r.engine.packed:
+        yield "The query heads of a K/V head are rows of one tile, so that K and V are loaded once for them."
+    if (cache := r.engine.cache) is not None:
+        kind = "" if cache.dtype is None else f" The cache is in {cache.dtype}, with fp32 scales by {cache.scales}."
+        held = size(cache.page * token_bytes(r.shape, cache))
+        yield (f"A page of {count(cache.page, 'token', 'tokens')} holds {held} of K and V. Blocks read "
+               f" {size(r.step.table_bytes)} of the block table, 4 B a page, and know where their keys are one "
+               f"access to it later, {r.step.schedule.cycles['enter']} cycles; of a last page the rows that are "
+               f"there are read.{kind}")  # fmt: skip
+    if r.step.saved_bytes:
+        yield f"Of the shared prefix, {size(r.step.saved_bytes)} come from the L2 and not from DRAM."
     if any(n > 1 for n in r.step.splits):
         yield f"Keys are split by the rule {r.engine.rule}; one more launch combines the parts."
     yield UNVALIDATED

@@ -32,7 +32,7 @@ def section(r: Replayed, path: str, request: Mapping[str, Any]) -> Section:
         title=f"Attention of {count(len(r.steps), 'step', 'steps')} of a server: {path}",
         subject=(layers_line(r.server.layers), machine_line(r.server.hardware), cache_line(r.server)),
         answer=tuple(_answer(r)),
-        tables=(_bounds(r), _steps(r)),
+        tables=(bounds(r), _steps(r)),
         plots=(Plot("steps", "Time and K/V bytes of each step", partial(_draw, r)),),
         notes=(ATTENTION_ONLY, *model_notes(r.server), UNVALIDATED),
         machines=(r.server.hardware,),
@@ -55,8 +55,9 @@ def cache_line(server: Server) -> str:
     """The K/V cache in words."""
     c = server.cache
     shared = f", the first {c.shared:,} tokens of all sequences in the same pages" if c.shared else ""
-    kind = "" if c.dtype is None else " in fp8 with an fp32 scale a row,"
-    return f"K/V cache:{kind} {size(server.token_bytes)} a token in all layers, pages of {c.page} tokens{shared}"
+    kind = "" if c.dtype is None else f" in {c.dtype} with fp32 scales by {c.scales},"
+    page = f"pages of {count(c.page, 'token', 'tokens')} ({size(c.page * server.token_bytes)})"
+    return f"K/V cache:{kind} {size(server.token_bytes)} a token in all layers, {page}{shared}"
 
 
 def model_notes(server: Server) -> Iterator[str]:
@@ -65,9 +66,9 @@ def model_notes(server: Server) -> Iterator[str]:
            f"are cut by {server.dataflow}{f' (rule {server.rule})' if server.dataflow == 'split-kv' else ''}. A block "
            "looks its pages up in the block table before its first copy; how rows lie in pages costs nothing more. "
            "Times are computed for rounded lengths and scaled to the true ones.")  # fmt: skip
-    if server.layers[0].shape.group > 1:
-        yield ("The query heads of a K/V head are rows of one tile where a sequence has one new token. With more "
-               "they are blocks of their own, which read K and V from the L2 each; some kernels pack.")  # fmt: skip
+    if server.packed:
+        yield ("The query heads of a K/V head are rows of one tile, which reads K and V once for them; so kernels do "
+               "for many lengths (FlashAttention-3's pack_gqa).")  # fmt: skip
 
 
 def _answer(r: Replayed) -> Iterator[str]:
@@ -92,7 +93,8 @@ def _by_bound(r: Replayed) -> dict[str, list[Step]]:
     return out
 
 
-def _bounds(r: Replayed) -> Table:
+def bounds(r: Replayed) -> Table:
+    """Steps by what bounds them."""
     columns = (
         Column("bound", "bound by", "", "the busiest unit, however busy", words=True),
         Column("steps", "steps", show=lambda n: f"{n:,}"),
@@ -129,6 +131,7 @@ def _steps(r: Replayed) -> Table:
         Column("kv_bytes", "K and V", "B", "what requests attend to, once", size),
         Column("kv_written_bytes", "written", "B", "K and V of new tokens", size, wide=True),
         Column("dram_bytes", "DRAM", "B", "both ways", size),
+        Column("pages", "pages", "", "that hold its sequences' tokens", lambda n: f"{n:,}", wide=True),
         Column("table_bytes", "block\ntable", "B", "read by blocks", size, wide=True),
         Column("bound", "bound", words=True),
     )
@@ -149,6 +152,7 @@ def step_row(s: Step) -> dict[str, Any]:
         "kv_bytes": s.kv_bytes,
         "kv_written_bytes": s.written_bytes,
         "dram_bytes": s.dram_bytes,
+        "pages": s.pages,
         "table_bytes": s.table_bytes,
         "bound": s.bound,
     }

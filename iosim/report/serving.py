@@ -98,7 +98,9 @@ def _chunks(c: Capacity) -> Table:
         Column("flop_per_byte", "FLOP/byte", "", "convention FLOPs by DRAM bytes", digits),
         Column("tflops", "TFLOP/s", show=digits),
         Column("bound", "bound", words=True),
-    )
+        *((Column("unpacked_seconds", "unpacked", "s", "a tile a query head, not one for all of a K/V head", duration),)
+          if c.unpacked else ()),
+    )  # fmt: skip
     rows = tuple(
         {
             "new": new,
@@ -107,6 +109,7 @@ def _chunks(c: Capacity) -> Table:
             "flop_per_byte": s.flops / s.dram_bytes,
             "tflops": s.flops / s.seconds / 1e12,
             "bound": s.bound,
+            **({"unpacked_seconds": c.unpacked[new].seconds} if c.unpacked else {}),
         }
         for new, s in c.chunks.items()
     )
@@ -134,7 +137,7 @@ def _held(c: Capacity) -> Table:
         Column("kv_heads", "K/V heads"),
         Column("context", "context", show=lambda n: f"{n:,}"),
         Column("measured_seconds", "measured", "s", "", duration),
-        Column("predicted_seconds", "predicted", "s", "split-kv, balanced", duration),
+        Column("predicted_seconds", "predicted", "s", "split-kv, balanced, as measured: after a flush", duration),
         Column("error_pct", "error", "%", "", lambda e: f"{e:+.0f} %"),
         Column("host_bound", "host-\nbound", words=True),
     )

@@ -12,6 +12,7 @@ import iosim
 from iosim.errors import InputError
 from iosim.problem import Attention
 from iosim.report.layout import WIDTH, csv_text, draw, paragraph, table
+from iosim.study.batch import FIELDS
 from iosim.study.sweep import Stored, Swept
 from iosim.words import count, duration, kib, size
 
@@ -57,7 +58,8 @@ def _name(row: Stored) -> str:
     p = row.inputs["problem"]
     values = row.inputs["machine"].get("values", {}) | row.inputs["schedule"]
     more = "".join(f", {name} {_plain(value)}" for name, value in values.items())
-    return f"{row.inputs['dataflow']['name']} on {row.inputs['machine']['name']}, n {p['n_q']:,}, d {p['d']}{more}"
+    size_ = f"n {p['n_q']:,}" if "lengths" not in p else count(len(p["lengths"]), "sequence", "sequences")
+    return f"{row.inputs['dataflow']['name']} on {row.inputs['machine']['name']}, {size_}, d {p['d']}{more}"
 
 
 def _table(rows: Sequence[Stored]) -> str:
@@ -112,7 +114,11 @@ def input_row(row: Stored) -> dict[str, Any]:
     """What a row is about: flat."""
     i, given = row.inputs, {f"schedule_{name}": _plain(value) for name, value in row.inputs["schedule"].items()}
     machine = i["machine"]
-    problem = {f.name: i["problem"][f.name] for f in fields(Attention) if f.name in i["problem"]}  # in their order
+    said = i["problem"]
+    problem = {f.name: said[f.name] for f in fields(Attention) if f.name in said}  # in their order
+    problem |= {name: said[name] for name in FIELDS if name in said}
+    if "lengths" in said:
+        problem["lengths"] = ",".join(f"{q}:{k}" for q, k in said["lengths"])
     values = {f"hw.{name}": value for name, value in machine.get("values", {}).items()}
     return {"hardware": machine["name"], "dataflow": i["dataflow"]["name"], **problem, **values,
             "fidelity": i.get("fidelity"), **given, "iosim": i.get("iosim"), "profile_hash": machine.get("hash"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
@@ -20,6 +21,7 @@ from iosim.words import count, digits, duration, kib, percent, ratio, size
 
 if TYPE_CHECKING:
     from iosim.check.given import Inputs
+    from iosim.study.batch import Batch
 
 
 def render(comparison: Comparison, *, energy: bool = False, explained: bool = True) -> str:
@@ -51,8 +53,10 @@ def render(comparison: Comparison, *, energy: bool = False, explained: bool = Tr
     return "\n".join(parts) + "\n"
 
 
-def headline(a: Attention, computes: str = "forward") -> str:
-    """The problem in one line."""
+def headline(a: Attention, computes: str = "forward", batch: Batch | None = None) -> str:
+    """The problem in one line; with a batch, its sequences have the place of queries and keys."""
+    if batch is not None:
+        a = replace(a, n_q=max(s.q for s in batch.sequences), n_k=max(s.k for s in batch.sequences))
     heads = f"{a.heads} heads" if a.kv_heads == a.heads else f"{a.heads} heads over {a.kv_heads} K/V heads"
     heads = "1 head" if a.heads == 1 else heads
     length = f"N {a.n_q:,}" if a.n_q == a.n_k else f"{count(a.n_q, 'query', 'queries')}, {count(a.n_k, 'key', 'keys')}"
@@ -68,7 +72,20 @@ def headline(a: Attention, computes: str = "forward") -> str:
     mask += ", log-sum-exp written" if a.lse and computes == "forward" else ""
     what = "Softmax of the scores" if computes == "softmax" else f"Attention {computes}"
     what += " (forward and backward)" if computes == "training" else ""
-    return f"{what}: batch {a.batch}, {heads}, {length}{width}, {a.dtype}{mask}"
+    if batch is None:
+        return f"{what}: batch {a.batch}, {heads}, {length}{width}, {a.dtype}{mask}"
+    keys = sum(s.k for s in batch.sequences)
+    many = f"{count(len(batch.sequences), 'sequence', 'sequences')} of up to {length} ({keys:,} in all)"
+    return f"{what}: {many}, {heads}{width}, {a.dtype}{mask}{_cached(batch)}"
+
+
+def _cached(batch: Batch) -> str:
+    """How K and V lie."""
+    if (c := batch.cache) is None:
+        return ""
+    kind = "" if c.dtype is None else f" in {c.dtype}, a scale a {c.scales}"
+    shared = f", {c.shared:,} tokens shared" if c.shared else ""
+    return f"; K/V cache{kind}, pages of {c.page}{shared}"
 
 
 _BIASES = {"shared": "for all heads", "heads": "for each head", "full": "for each batch and head"}

@@ -27,7 +27,7 @@ def render(t: Tuned) -> str:
     """The whole answer, the best first."""
     best = t.candidates[0]
     parts = [
-        *paragraph(headline(t.problem, t.computes)),
+        *paragraph(headline(t.problem, t.computes, t.batch)),
         *paragraph(machine_line(t.hardware)),
         "",
         *paragraph(f"Best for {t.dataflow}: {_headline(t, best)}"),
@@ -200,7 +200,7 @@ def document(t: Tuned, request: Mapping[str, Any]) -> dict[str, Any]:
         "schema": SCHEMA,
         "request": dict(request),
         "provenance": {"iosim": iosim.__version__, "profile_hash": {t.hardware.name: t.hardware.profile_hash}},
-        "problem": t.problem.as_dict(),
+        "problem": t.problem.as_dict() | ({} if t.batch is None else t.batch.as_dict()),
         "dataflow": t.dataflow,
         "hardware": t.hardware.name,
         "margin": t.margin,

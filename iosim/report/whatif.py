@@ -48,7 +48,7 @@ def render(w: WhatIf) -> str:
 def subject(case: Case) -> str:
     """The problem and what computes it, in one line."""
     flow = case.source.load()
-    return f"{headline(case.problem, flow.computes)}; {flow.name}, {case.fidelity} fidelity"
+    return f"{headline(case.problem, flow.computes, case.batch)}; {flow.name}, {case.fidelity} fidelity"
 
 
 def answer(w: WhatIf) -> str:
@@ -280,7 +280,7 @@ def document(w: WhatIf, request: Mapping[str, Any]) -> dict[str, Any]:
         "provenance": {"iosim": iosim.__version__, "profile_hash": {w.case.machine.name: w.case.machine.profile_hash}},
         "dataflow": w.case.source.load().name,
         "hardware": w.case.machine.name,
-        "problem": w.case.problem.as_dict(),
+        "problem": w.case.problem.as_dict() | ({} if w.case.batch is None else w.case.batch.as_dict()),
         "fidelity": w.case.fidelity,
         "vary": {a.name: [_plain(v) for v in a.values] for a in w.axes},
         "set": {a.name: _plain(a.values[0]) for a in w.sets},

@@ -96,7 +96,8 @@ class _Choice:
         """Heights of a query tile that make sense."""
         if "block_q" in self.given:
             return [self.given["block_q"]]
-        tried = [r for r in self.tried if r < 2 * max(self.a.n_q, self.tried[-1])]
+        rows = self.a.n_q * (self.a.group if self.given.get("pack_gqa") else 1)
+        tried = [r for r in self.tried if r < 2 * max(rows, self.tried[-1])]
         return self._dividing(tried, 0)
 
     def _dividing(self, sizes: list[int], axis: int) -> list[int]:

@@ -34,6 +34,7 @@ from iosim.study.vary import Case
 
 if TYPE_CHECKING:
     from iosim.hardware import Hardware
+    from iosim.interpreters.timeline import Timeline
     from iosim.study.energy import EnergyUse
 
 T = TypeVar("T")
@@ -86,6 +87,12 @@ class Outcome:
 
 def outcome(case: Case, schedule: Schedule | None = None, *, energy: bool = False) -> Outcome:
     """What a case comes to, with a whole `schedule` where it is settled; raises as `run_case`, and as `Run.energy`."""
+    if case.batch is not None:
+        from iosim.study.batch import outcome_of
+
+        if energy:
+            raise InputError("energy: is not estimated for sequences of different lengths")
+        return outcome_of(case, schedule)
     run = run_case(case, schedule)
     return replace(_summary(run), energy=run.energy) if energy else _summary(run)
 
@@ -182,17 +189,18 @@ def _behind(
     return behind_caches(program, ledger(program), machine.machine, dict(key[1]), schedule.descending, multicast)
 
 
+def shares(t: Timeline, unit: str) -> tuple[dict[str, float], dict[str, float]]:
+    """Shares of a run by unit (and "launch") for which it is busy, and by cause for which `unit` stands still."""
+    span, of = t.makespan_ps, t.units[unit]
+    busy = {name: u.busy_ps / (u.instances * span) for name, u in t.units.items()}
+    busy["launch"] = sum(k.launch_ps for k in t.kernels) / span
+    return busy, {cause: ps / (of.instances * span) for cause, ps in of.stalls_ps.items()}
+
+
 def _summary(r: Run) -> Outcome:
     t, unit = r.timeline, r.compute_unit
     hbm = r.ledger.hbm_read_bytes + r.ledger.hbm_write_bytes + 2 * r.ledger.hbm_add_bytes
-    busy: dict[str, float] = {}
-    stalls: dict[str, float] = {}
-    if t is not None:
-        span = t.makespan_ps
-        busy = {name: u.busy_ps / (u.instances * span) for name, u in t.units.items()}
-        busy["launch"] = sum(k.launch_ps for k in t.kernels) / span
-        of = t.units[unit]
-        stalls = {cause: ps / (of.instances * span) for cause, ps in of.stalls_ps.items()}
+    busy, stalls = ({}, {}) if t is None else shares(t, unit)
     return Outcome(
         schedule=r.schedule,
         why=r.why,

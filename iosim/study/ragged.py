@@ -5,7 +5,9 @@ has no tables to look a sequence up in, so each sequence has a program of its ow
 blocks of all of them are one grid (iosim/interpreters/shared_grid.py).  What is modelled so:
 
 - one tile for the whole launch, as one kernel has; the rule takes it for the longest queries, as many as there are;
-- a sequence with one query has the query heads of a K/V head as the rows of its tile, as FlashAttention-2 has it;
+- the query heads of a K/V head are rows of one tile, which loads K and V once for them (Schedule.pack_gqa); so does
+  FlashAttention-3 wherever lengths vary (should_pack_gqa in its heuristics.h).  Where heads differ in more than their
+  queries (ALiBi, a bias, sinks, dropout), or on request, each has tiles of its own;
 - split-kv cuts the keys of each sequence by a rule, `split_counts`; one more launch combines the parts of those cut;
 - no two sequences share data, so each stands behind an L2 of its own, by the closed form;
 - K and V may be a cache in pages, see Cache.
@@ -25,9 +27,10 @@ from typing import Any, NamedTuple
 
 from iosim.check import Check, check_all
 from iosim.dataflows import Dataflow, load_dataflow
-from iosim.dataflows.narrow_cache import SCALE_BYTES, narrowed
+from iosim.dataflows.narrow_cache import PER, SCALE_BYTES, narrowed
 from iosim.dataflows.split_rules import flash2_splits
-from iosim.dtypes import ALIASES, dtype
+from iosim.dataflows.tiles import query_tiles_of, unpackable
+from iosim.dtypes import ALIASES, CACHED, dtype
 from iosim.errors import InputError, nearest
 from iosim.hardware import Hardware
 from iosim.index import cdiv
@@ -35,8 +38,8 @@ from iosim.interpreters.ledger import Ledger, ledger
 from iosim.interpreters.shared_grid import Known, Launch, LaunchTime, Member, launch_time
 from iosim.interpreters.timeline import Fidelity, Timeline
 from iosim.memory.cache import USABLE, DeviceTraffic, dram_flows
-from iosim.memory.onchip import footprints
-from iosim.problem import FP8, MAX_N, Attention, require_int
+from iosim.memory.onchip import Footprint, footprints
+from iosim.problem import MAX_N, Attention, require_int
 from iosim.program import Program
 from iosim.schedule import GRID_ORDERS, MAX_SPLITS, Schedule
 from iosim.study.run import Note, fields_of, plan_of, require_formats, require_read
@@ -63,26 +66,49 @@ class Lengths(NamedTuple):
 class Cache:
     """K and V in pages of `page` tokens, of which a block table names those of a sequence, 4 bytes each.
 
-    `shared` tokens are the same first ones of all sequences, in the same pages.  In `dtype` fp8 each row of K and of V
-    has an fp32 scale beside it (iosim/dataflows/narrow_cache.py); None stands for the dtype of Q.
+    `shared` tokens are the same first ones of all sequences, in the same pages.  In `dtype` fp8 or int8 each K/V head
+    has fp32 scales beside it, one for each token or, with `scales` "head", one for K and one for V of a sequence
+    (iosim/dataflows/narrow_cache.py); None stands for the dtype of Q.
     """
 
     page: int = 16
     shared: int = 0
     dtype: str | None = None
+    scales: str = PER[0]
 
     def __post_init__(self) -> None:
-        if self.dtype is not None and self.dtype not in (FP8, *(name for name, of in ALIASES.items() if of == FP8)):
-            raise InputError(f"cache_dtype: {self.dtype!r} is not fp8; without it the cache is in the dtype of Q")
+        if self.dtype is not None:
+            name = ALIASES.get(self.dtype.lower(), self.dtype.lower())
+            if name not in CACHED:
+                hint = nearest(self.dtype, ("fp8", *CACHED))
+                raise InputError(
+                    f"cache_dtype: {self.dtype!r} is not fp8 or int8{hint}; without it the cache is in the dtype of Q"
+                )
+            object.__setattr__(self, "dtype", name)
+        if self.scales not in PER:
+            raise InputError(f"cache_scales: {self.scales!r} is not one of {', '.join(PER)}{nearest(self.scales, PER)}")
+        if self.dtype is None and self.scales != PER[0]:
+            raise InputError("cache_scales: changes nothing without a cache_dtype of 8 bits")
         require_int("page", self.page, 1, MAX_PAGE)
         require_int("shared_prefix", self.shared, 0, MAX_N)
 
+    def pages(self, tokens: int) -> int:
+        """Of so many tokens of one sequence."""
+        return int(cdiv(tokens, self.page))
+
+
+def require_prefix(cache: Cache, longest: int) -> None:
+    """Raise InputError for a shared prefix of more tokens than the longest sequence has."""
+    if cache.shared > longest:
+        raise InputError(f"shared_prefix: {cache.shared:,} tokens are more than the longest sequence, {longest:,}")
+
 
 def token_bytes(a: Attention, cache: Cache | None = None) -> int:
-    """K and V of one token in one layer, with the scales of a cache in 8 bits."""
+    """K and V of one token in one layer, with its scales where a cache in 8 bits has them by token."""
     if cache is None or cache.dtype is None:
         return a.kv_heads * (a.d + a.d_v) * dtype(a.dtype).bytes
-    return a.kv_heads * ((a.d + a.d_v) * dtype(cache.dtype).bytes + 2 * SCALE_BYTES)
+    scales = 2 * SCALE_BYTES if cache.scales == "token" else 0
+    return a.kv_heads * ((a.d + a.d_v) * dtype(cache.dtype).bytes + scales)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,31 +214,45 @@ class Engine:
 
     @cached_property
     def flow(self) -> Dataflow:
-        """The dataflow of every sequence."""
-        return load_dataflow(self.dataflow)
+        """The dataflow of every sequence, from the cache as it is stored."""
+        plain, cache = load_dataflow(self.dataflow), self.cache
+        if cache is None or (kept := cache.dtype) is None:
+            return plain
+        return replace(plain, write=lambda a, s: narrowed(plain(a, s), kept, cache.scales))
+
+    @property
+    def packed(self) -> bool:
+        """Whether the query heads of a K/V head are rows of one tile."""
+        able = self.shape.group > 1 and not unpackable(self.shape)
+        return bool(self.given.get("pack_gqa", able))
 
     def problem(self, s: Lengths) -> Attention:
         """The problem of one sequence.
 
-        One query sees all keys, or the last of its window; the query heads of a K/V head are then rows of one tile.
+        One query sees all keys, or the last of its window; packed query heads are then what queries are elsewhere.
         """
-        if s.q > 1:
+        if s.q > 1 or not self.packed or self.shape.global_tokens:
             return replace(self.shape, n_q=s.q, n_k=s.k, batch=1)
         seen = s.k if self.shape.window is None else min(s.k, self.shape.window)
         rows, heads = self.shape.group, self.shape.kv_heads
         return replace(self.shape, n_q=rows, n_k=seen, batch=1, heads=heads, causal=False, window=None)
 
-    def schedule(self, sequences: Sequence[Lengths]) -> Schedule:
-        """The tile, by the general rule for the longest queries and keys and about as many rows in all."""
+    def alike(self, sequences: Sequence[Lengths]) -> Attention:
+        """What a tile is chosen for: a batch of the sequence with most query rows, and about as many rows as all."""
         times = Counter(sequences)
         problems = {s: self.problem(s) for s in times}
         rows = sum(problems[s].n_q * n for s, n in times.items())
-        tall = max(problems.values(), key=lambda a: (a.n_q, a.n_k))
+        tall = max(problems.values(), key=lambda a: (a.n_q * (a.group if self.packed else 1), a.n_k))
         n_q = 1 << (tall.n_q - 1).bit_length()  # steps that differ little have one tile
         n_k = max(n_q, min(LONG_KEYS, max(a.n_k for a in problems.values())))
-        alike = replace(tall, n_q=n_q, n_k=n_k, batch=max(1, min(MOST_SEQUENCES, round(rows / n_q))))
+        return replace(tall, n_q=n_q, n_k=n_k, batch=max(1, min(MOST_SEQUENCES, round(rows / n_q))))
+
+    def schedule(self, sequences: Sequence[Lengths]) -> Schedule:
+        """The tile, by the general rule for `alike` sequences."""
+        alike = self.alike(sequences)
         if alike not in self._schedules:
-            given = {**self.given, "splits": 1} if self.dataflow == "split-kv" else self.given
+            given = {**self.given, "pack_gqa": self.packed and alike.group > 1}
+            given |= {"splits": 1} if self.dataflow == "split-kv" else {}
             made = plan_of(alike, self.hardware, self.flow, given).schedule
             plain = {
                 name: getattr(Schedule(block_q=1, block_k=1), name)
@@ -237,12 +277,20 @@ class Engine:
         timed = replace(self._entering(schedule), grid_order=order, persistent=persistent)
         return self._timed(sequences, splits, timed, parts)
 
+    def own(self, s: Lengths, schedule: Schedule) -> Schedule:
+        """The launch's schedule as the program of one sequence has it."""
+        return replace(schedule, pack_gqa=self.packed and self.problem(s).group > 1)
+
+    def blocks(self, s: Lengths, schedule: Schedule) -> int:
+        """Of one sequence whose keys are not cut."""
+        return query_tiles_of(self.problem(s), self.own(s, schedule))
+
     def one(self, s: Lengths, schedule: Schedule) -> OneClass:
         """The class of a sequence, its keys split as the schedule says."""
         key = s, schedule
         if key not in self._classes:
-            problem = self.problem(s)
-            program = self.program(problem, schedule)
+            problem, schedule = self.problem(s), self.own(s, schedule)
+            program = self.flow(problem, schedule)
             counted = ledger(program)
             resident = {n: f.resident * (self.hardware.processors or 1) for n, f in self.prints(program, schedule)}
             last = self.hardware.caches[0] if self.hardware.caches else None
@@ -257,24 +305,26 @@ class Engine:
             self._classes[key] = OneClass(problem, program, counted, device, members)
         return self._classes[key]
 
-    def program(self, problem: Attention, schedule: Schedule) -> Program:
-        """The program of one sequence, from the cache as it is stored."""
-        program = self.flow(problem, schedule)
-        return program if self.cache is None or self.cache.dtype is None else narrowed(program, FP8)
-
     def prints(self, program: Program, schedule: Schedule) -> Any:
         """Footprints of a program by kernel, as pairs."""
         return footprints(program, schedule, self.hardware).items()
+
+    def footprints(self, program: Program, schedule: Schedule) -> list[Footprint]:
+        """What a block of each of its kernels takes on chip."""
+        return [f for _, f in self.prints(program, schedule)]
+
+    def io_bytes(self, sequences: Sequence[Lengths]) -> int:
+        """Q and O of all sequences, packed, and their K and V as the cache keeps them."""
+        a, size = self.shape, dtype(self.shape.dtype).bytes
+        rows, keys = (sum(column) for column in zip(*sequences, strict=True))
+        return int(rows * a.heads * (a.d + a.d_v) * size + keys * token_bytes(a, self.cache))
 
     def splits(self, sequences: Sequence[Lengths], schedule: Schedule) -> tuple[int, ...]:
         """Into how many runs the keys of each sequence are cut."""
         if self.dataflow != "split-kv" or ("splits" not in self.given and self.rule == "none"):
             return (1,) * len(sequences)
         problems = {s: self.problem(s) for s in set(sequences)}
-        each = {
-            s: (a.kv_heads * a.group * cdiv(a.n_q, schedule.block_q), cdiv(a.n_k, schedule.block_k))
-            for s, a in problems.items()
-        }
+        each = {s: (self.blocks(s, schedule), cdiv(a.n_k, schedule.block_k)) for s, a in problems.items()}
         blocks, tiles = zip(*(each[s] for s in sequences), strict=True)
         if "splits" in self.given:
             counts = [min(self.given["splits"], n) for n in tiles]
@@ -285,8 +335,8 @@ class Engine:
             counts = [min(one, n) for n in tiles]
         else:
             a = max(problems.values(), key=lambda a: a.n_k)
-            two = replace(schedule, splits=2)
-            resident = min(f.resident for _, f in self.prints(self.program(a, two), two))
+            two = replace(schedule, splits=2, pack_gqa=self.packed and a.group > 1)
+            resident = min(f.resident for _, f in self.prints(self.flow(a, two), two))
             counts = split_counts(blocks, tiles, max(1, resident) * (self.hardware.processors or 1))
         return tuple(cdiv(n, cdiv(n, count)) for n, count in zip(tiles, counts, strict=True))  # none without a key
 
@@ -331,14 +381,12 @@ class Engine:
         )  # fmt: skip
 
     def _table_bytes(self, sequences: Sequence[Lengths], schedule: Schedule) -> int:
-        """Each query tile of each head walks the entries of its pages once, in however many runs."""
+        """Each query tile walks the entries of its pages once, in however many runs."""
         if self.cache is None:
             return 0
-        total = 0
-        for s, times in Counter(sequences).items():
-            a = self.problem(s)
-            total += times * a.heads * cdiv(a.n_q, schedule.block_q) * cdiv(a.n_k, self.cache.page)
-        return ENTRY_BYTES * total
+        each = Counter(sequences).items()
+        pages = {s: self.cache.pages(self.problem(s).n_k) for s, _ in each}
+        return ENTRY_BYTES * sum(times * self.blocks(s, schedule) * pages[s] for s, times in each)
 
     def _shared(self, sequences: Sequence[Lengths], parts: Sequence[OneClass], launch: Launch) -> tuple[int, Launch]:
         """DRAM bytes that a shared prefix saves, and the launch without them.

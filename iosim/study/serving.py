@@ -20,6 +20,7 @@ import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from iosim.errors import InputError, nearest
 from iosim.hardware import Hardware
 from iosim.problem import MAX_N, Attention
 from iosim.study.models import ModelCase
-from iosim.study.ragged import MOST_SEQUENCES, Cache, Engine, Lengths, token_bytes
+from iosim.study.ragged import MOST_SEQUENCES, Cache, Engine, Lengths, require_prefix, token_bytes
 from iosim.study.ragged import Step as Launched
 from iosim.study.run import Note
 
@@ -35,7 +36,7 @@ MOST_BYTES = 2**28  # of a trace
 MOST_LINES = 2_000_000
 MOST_LINE = 4096  # bytes of a line
 FIELDS = ("step", "context", "new")
-GRAIN, FINE = 128, 16  # keys are rounded to whole GRAINs at least, those up to one and queries to whole FINEs
+GRAIN, FINE = 128, 16  # keys are rounded to whole GRAINs at least, those up to one to whole FINEs
 KEPT = 4096  # launches whose times are kept, the latest
 STEPS = 8  # and at most to so many lengths between one power of two and the next
 
@@ -67,8 +68,8 @@ class Step:
     """What the attention of all layers takes in one step.
 
     `kv_bytes` are the K and V that its requests attend to, each once, `written_bytes` those of the new tokens, which
-    are in the cache before.  `dram_bytes` are what the launches move both ways.  `bound` is the busiest unit of the
-    layers that take most time.
+    are in the cache before.  `pages` hold the tokens of its sequences, each in every layer.  `dram_bytes` are what the
+    launches move both ways.  `bound` is the busiest unit of the layers that take most time.
     """
 
     number: int
@@ -83,6 +84,7 @@ class Step:
     saved_bytes: int
     flops: int
     bound: str
+    pages: int = 0
 
     @property
     def seconds(self) -> float:
@@ -112,6 +114,11 @@ class Server:
         ]
 
     @property
+    def packed(self) -> bool:
+        """Whether the query heads of a K/V head are rows of one tile in some layer."""
+        return any(engine.packed for engine in self._engines)
+
+    @property
     def token_bytes(self) -> int:
         """K and V of one token in all layers."""
         return sum(layer.count * token_bytes(layer.shape, self.cache) for layer in self.layers)
@@ -124,11 +131,17 @@ class Server:
             total += layer.count * token_bytes(layer.shape, self.cache) * -(-kept // page) * page
         return total
 
-    def step(self, requests: Sequence[Request], number: int = 0) -> Step:
-        """What a step of these requests takes; raises InputError for none, too many, or a length out of range."""
-        times = Counter(rounded(r.lengths) for r in requests)
+    def step(self, requests: Sequence[Request], number: int = 0, like: Sequence[Request] | None = None) -> Step:
+        """What a step of these requests takes; times are those of a launch `like` it, scaled to its work.
+
+        Raises InputError for none, too many, or a length out of range.
+        """
+        times = Counter(rounded(r.lengths) for r in like or requests)
         parts = [(layer, self._launched(n, times)) for n, layer in enumerate(self.layers)]
-        scaled = [(layer, s, *_scaled(layer.shape, self.cache, s, requests)) for layer, s in parts]
+        scaled = [
+            (layer, s, *_scaled(layer.shape, self.cache, s, requests, self.hardware.hbm.bandwidth))
+            for layer, s in parts
+        ]
         _, most, *_ = max(scaled, key=lambda part: part[0].count * part[2])
         return Step(
             number=number,
@@ -143,6 +156,7 @@ class Server:
             saved_bytes=sum(layer.count * s.saved_bytes for layer, s in parts),
             flops=sum(layer.count * flops(layer.shape, requests) for layer in self.layers),
             bound=most.bound,
+            pages=sum(self.cache.pages(r.context + r.new) for r in requests),
         )
 
     def _launched(self, number: int, times: Mapping[Lengths, int]) -> Launched:
@@ -158,32 +172,34 @@ class Server:
 
 def rounded(s: Lengths) -> Lengths:
     """Lengths that times are computed for: queries and the keys before them, each to the nearest that there is."""
-    q = 1 if s.q == 1 else max(FINE, _nearest(s.q, FINE))
-    return Lengths(q, max(q, q + _nearest(s.k - s.q, GRAIN if s.k > GRAIN else FINE)) if q > 1 else _alone(s.k))
+    q = nearest_of(s.q, 1)
+    return Lengths(q, max(q, q + nearest_of(s.k - s.q, GRAIN if s.k > GRAIN else FINE)) if q > 1 else _alone(s.k))
 
 
 def _alone(k: int) -> int:
     """Keys of one query."""
-    return max(FINE, _nearest(k, GRAIN if k > GRAIN else FINE))
+    return max(FINE, nearest_of(k, GRAIN if k > GRAIN else FINE))
 
 
-def _nearest(n: int, grain: int) -> int:
+def nearest_of(n: int, grain: int) -> int:
     """The nearest multiple of the grain, or of an eighth of the power of two below where that is more."""
     step = max(grain, (1 << max(0, n.bit_length() - 1)) // STEPS)
     return (n + step // 2) // step * step
 
 
-def _scaled(a: Attention, cache: Cache, s: Launched, requests: Sequence[Request]) -> tuple[int, int]:
+def _scaled(a: Attention, cache: Cache, s: Launched, requests: Sequence[Request], bandwidth: float) -> tuple[int, int]:
     """Picoseconds and DRAM bytes of a launch, in proportion to the true work: of K and V, or of FLOPs if these bound.
 
-    Launching costs what it does.
+    Launching costs what it does, and bytes take what DRAM's `bandwidth` lets them.
     """
     alike = [Request(each.k - each.q, each.q) for each in s.sequences]
     moved = kv_bytes(a, cache, requests) / kv_bytes(a, cache, alike)
     done = flops(a, requests) / flops(a, alike)
     launch = sum(kernel.launch_ps for kernel in s.timeline.kernels)
     share = moved if s.bound in ("dram", "l2", "copy") else done
-    return launch + round((s.timeline.makespan_ps - launch) * share), round(s.dram_bytes * moved)
+    dram = round(s.dram_bytes * moved)
+    least = round(dram * 10**12 / bandwidth)
+    return launch + max(least, round((s.timeline.makespan_ps - launch) * share)), dram
 
 
 def kv_bytes(a: Attention, cache: Cache, requests: Iterable[Request]) -> int:
@@ -226,20 +242,12 @@ class Replayed:
 
 def replayed(server: Server, trace: Sequence[tuple[int, Sequence[Request]]], note: Note = lambda _: None) -> Replayed:
     """Time every step of a trace.  Raises InputError for a shared prefix that no request has."""
-    require_prefix(server, max(r.context + r.new for _, requests in trace for r in requests))
+    require_prefix(server.cache, max(r.context + r.new for _, requests in trace for r in requests))
     steps = []
     for n, (number, requests) in enumerate(trace, start=1):
         note(f"step {n:,} of {len(trace):,}")
         steps.append(server.step(requests, number))
     return Replayed(server, tuple(steps))
-
-
-def require_prefix(server: Server, longest: int) -> None:
-    """Raise InputError for a shared prefix of more tokens than the longest sequence has."""
-    if server.cache.shared > longest:
-        raise InputError(
-            f"shared_prefix: {server.cache.shared:,} tokens are more than the longest sequence, {longest:,}"
-        )
 
 
 def load_trace(path: str) -> tuple[tuple[int, tuple[Request, ...]], ...]:
@@ -249,7 +257,8 @@ def load_trace(path: str) -> tuple[tuple[int, tuple[Request, ...]], ...]:
     """
     steps: dict[int, list[Request]] = {}
     last = None
-    for place, number, request in _lines(path):
+    for place, data in lines_of(path, FIELDS):
+        number, request = _request(place, data)
         if number != last and number in steps:
             raise InputError(f"{place}: step {number} goes on after step {last}; lines of a step must stand together")
         if len(steps.setdefault(number, [])) == MOST_SEQUENCES:
@@ -261,8 +270,8 @@ def load_trace(path: str) -> tuple[tuple[int, tuple[Request, ...]], ...]:
     return tuple((number, tuple(requests)) for number, requests in steps.items())
 
 
-def _lines(path: str) -> Iterator[tuple[str, int, Request]]:
-    """The requests of a file with the place of each and its step."""
+def lines_of(path: str, fields: Sequence[str] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of a file of JSON lines with the place of each; with `fields` the names that they may have."""
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
@@ -275,14 +284,14 @@ def _lines(path: str) -> Iterator[tuple[str, int, Request]]:
                 if n > MOST_LINES:
                     raise InputError(f"{place}: more than {MOST_LINES} lines")
                 if line.strip():
-                    yield place, *_request(place, line)
+                    yield place, _object(place, line, fields)
     except (OSError, ValueError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"trace: {path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _request(place: str, line: bytes) -> tuple[int, Request]:
+def _object(place: str, line: bytes, fields: Sequence[str]) -> dict[str, Any]:
     if len(line) > MOST_LINE:
         raise InputError(f"{place}: {len(line)} bytes; a line has at most {MOST_LINE}")
     try:
@@ -291,16 +300,32 @@ def _request(place: str, line: bytes) -> tuple[int, Request]:
         raise InputError(f"{place}: is not JSON: {line[:60].decode(errors='replace').strip()}") from None
     if not isinstance(data, dict):
         raise InputError(f'{place}: is not a JSON object like {{"context": 4096, "new": 1}}')
-    for name in data:
-        if name not in FIELDS:
-            raise InputError(f"{place}: {name!r:.60} is not one of {', '.join(FIELDS)}{nearest(name, FIELDS)}")
+    for name in data if fields else ():
+        if name not in fields:
+            raise InputError(f"{place}: {name!r:.60} is not one of {', '.join(fields)}{nearest(name, fields)}")
+    return data
+
+
+def _request(place: str, data: Mapping[str, Any]) -> tuple[int, Request]:
     if "context" not in data:
         raise InputError(f"{place}: context is missing")
-    step = _whole(place, data, "step", 0, 2**53, 0)
-    return step, Request(_whole(place, data, "context", 0, MAX_N // 2, 0), _whole(place, data, "new", 1, MAX_N // 2, 1))
+    step = whole_of(place, data, "step", 0, 2**53, 0)
+    context, new = (whole_of(place, data, n, low, MAX_N // 2, low) for n, low in (("context", 0), ("new", 1)))
+    return step, Request(context, new)
 
 
-def _whole(place: str, data: Mapping[str, Any], name: str, low: int, high: int, default: int) -> int:
+def number_of(place: str, data: Mapping[str, Any], name: str, low: float, high: float) -> float:
+    """A number of a line; raises InputError for another value."""
+    value = data[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        raise InputError(f"{place}: {name}: {json.dumps(value):.40} is not a number")
+    if not low <= value <= high:
+        raise InputError(f"{place}: {name}: {value:g} is out of range; {low:g} to {high:g} is allowed")
+    return float(value)
+
+
+def whole_of(place: str, data: Mapping[str, Any], name: str, low: int, high: int, default: int) -> int:
+    """A whole number of a line, or the default; raises InputError for another value."""
     value = data.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int):
         raise InputError(f"{place}: {name}: {json.dumps(value):.60} is not a whole number")

@@ -32,10 +32,12 @@ from iosim.problem import Attention, require_int
 from iosim.program import Compute, Load, Program, tile_of, walk
 from iosim.schedule import MAX_GROUPS, Schedule
 from iosim.study.choose import MARGIN, complete
+from iosim.study.ragged import Engine
 from iosim.study.run import Note, device_traffic, machine_called, plan_of, require_formats
 
 if TYPE_CHECKING:
     from iosim.interpreters.timeline import Timeline, UnitTime
+    from iosim.study.batch import Batch
 
 ROWS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
 KEYS = (16, 32, 48, 64, 96, 128, 192, 256)
@@ -58,6 +60,7 @@ RULES: Mapping[str, str] = {
 }
 
 Given: TypeAlias = Mapping[str, Any]  # fields of a schedule
+Left: TypeAlias = tuple[Given, Schedule, tuple[int, ...]]  # a candidate, its schedule, resident blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,7 @@ class Tuned:
     by_stages: tuple[Candidate, ...]
     default: Candidate | None
     took: float
+    batch: Batch | None = None
 
     def __str__(self) -> str:
         """What `iosim tune` prints."""
@@ -144,12 +148,15 @@ def tune(
     for_triton: bool = False,
     workers: int | None = 1,
     note: Note = lambda _: None,
+    batch: Batch | None = None,
 ) -> Tuned:
     """Search the schedules of a dataflow, or of a `kernel` that people run, for the fastest.
 
     `margin` is the share of SRAM that stays free.  `limits` gives the values of searched fields, in place of those in
-    this file.  `for_triton` keeps to what a triton.Config can say.  `workers` are processes, None for one a core; more
-    than one need a script that starts behind `if __name__ == "__main__"`.
+    this file.  With a `batch`, its sequences have the place of the problem's queries and keys: rules are held against a
+    tile of the tallest of them, and every candidate that they leave is timed.  `for_triton` keeps to what a
+    triton.Config can say.  `workers` are processes, None for one a core; more than one need a script that starts behind
+    `if __name__ == "__main__"`.
 
     Raises InputError for bad input, CapacityError where no candidate is left.
     """
@@ -160,7 +167,10 @@ def tune(
         raise InputError(f"margin: {margin!r} is not from 0 to below 1")
     if missing := machine.missing_for_time():
         raise InputError(f"{machine.name}: no time without {', '.join(missing)}, which the profile does not know")
-    search = Search(problem, machine, dataflow if kernel is None else kernel, kernel is not None)
+    called = dataflow if kernel is None else kernel
+    search = Search(problem, machine, called, kernel is not None)
+    if batch is not None:
+        search = BatchSearch(problem, machine, called, kernel is not None, batch)
     require_formats(problem, machine, search.flow)
     space = _space(search, limits or {}, for_triton=for_triton or kernel == "triton")
     note("applying the machine's rules")
@@ -172,11 +182,11 @@ def tune(
                             "limits or another machine may leave some")  # fmt: skip
     count = min(workers or os.cpu_count() or 1, len(left) // FEW)
     with _pool(count if isinstance(search.called, str) else 1) as pool:
-        timed, by_stages, number = _best(search, _bounded(search, left), top, pool, note)
+        timed, by_stages, number = _best(search, search.bounded(left), top, pool, note)
     return Tuned(
         problem, search.flow.name, search.flow.computes, kernel, machine, margin, space, considered, removed,
         len(left) - number, number,
-        timed, by_stages, search.default(), perf_counter() - start,
+        timed, by_stages, search.default(), perf_counter() - start, batch,
     )  # fmt: skip
 
 
@@ -214,6 +224,15 @@ class Search:
     @cached_property
     def _traffic(self) -> dict[tuple[Any, ...], DeviceTraffic]:
         return {}
+
+    @property
+    def largest(self) -> tuple[int, int]:
+        """Rows and keys of the largest tile that makes sense."""
+        return self.problem.n_q, self.problem.n_k
+
+    def bounded(self, left: Sequence[Left]) -> list[tuple[int, int, Given]]:
+        """(least time in ps, stages, fields) of each candidate, lowest bounds first."""
+        return _bounded(self, left)
 
     def complete(self, given: Given) -> Schedule:
         """The whole schedule of a candidate."""
@@ -264,6 +283,70 @@ class Search:
         traffic = device_traffic(plan.program, ledger(plan.program), s, self.machine, prints)
         given = {"block_q": s.block_q, "block_k": s.block_k, "stages": s.stages, "groups": s.groups}
         return _candidate(given, s, prints, timeline(plan.program, s, self.machine, traffic))
+
+
+@dataclass(frozen=True)
+class BatchSearch(Search):
+    """A search for sequences of different lengths, of which `problem` is what they have in common."""
+
+    batch: Batch
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BatchSearch, (self.problem, self.machine, self.called, self.is_kernel, self.batch)
+
+    @cached_property
+    def engine(self) -> Engine:
+        """With no field given."""
+        return self._engine({})
+
+    @cached_property
+    def alike(self) -> Attention:
+        """What a tile is chosen for."""
+        return self.engine.alike(self.batch.sequences)
+
+    @property
+    def settled(self) -> Given:
+        return {"place": {}}
+
+    @property
+    def largest(self) -> tuple[int, int]:
+        return self.alike.n_q * (self.alike.group if self.engine.packed else 1), self.alike.n_k
+
+    def bounded(self, left: Sequence[Left]) -> list[tuple[int, int, Given]]:
+        return [(0, max(schedule.stages), given) for given, schedule, _ in left]
+
+    def complete(self, given: Given) -> Schedule:
+        plain = {"splits": 1, "pack_gqa": self.engine.packed and self.alike.group > 1}
+        return complete(self.engine.flow, self.alike, self.machine, {**plain, **given})
+
+    def program(self, schedule: Schedule) -> tuple[Program, Ledger]:
+        key = self.reads(schedule)
+        if key not in self._programs:
+            program = self.engine.flow(self.alike, schedule)
+            self._programs[key] = program, ledger(program)
+        return self._programs[key]
+
+    def run(self, given: Given, enough_ps: int | None = None) -> Candidate:
+        del enough_ps
+        from iosim.study.batch import footprint_of
+
+        engine = self._engine(given)
+        step = engine.step(self.batch.sequences)
+        return _candidate(given, step.schedule, {"": footprint_of(engine, step)}, step.timeline)
+
+    def default(self) -> Candidate | None:
+        try:
+            found = self.run({})
+        except CapacityError:
+            return None
+        s = found.schedule
+        given = {"block_q": s.block_q, "block_k": s.block_k, "stages": s.stages, "groups": s.groups}
+        return replace(found, given=given)
+
+    def _engine(self, given: Given) -> Engine:
+        if not isinstance(self.called, str) or self.is_kernel:
+            raise InputError("lengths: sequences of different lengths are run by a dataflow, flash2 or split-kv")
+        return Engine(self.problem, self.machine, self.called, given, self.batch.split_rule, self.batch.cache)
 
 
 def _candidate(given: Given, schedule: Schedule, prints: Mapping[str, Footprint], timed: Timeline) -> Candidate:
@@ -330,11 +413,11 @@ def _places(search: Search, space: Mapping[str, Sequence[Any]]) -> tuple[Given, 
 
 def _apply_rules(
     search: Search, space: Mapping[str, tuple[Any, ...]], margin: float, note: Note
-) -> tuple[list[tuple[Given, Schedule, tuple[int, ...]]], tuple[Removed, ...]]:
+) -> tuple[list[Left], tuple[Removed, ...]]:
     """The candidates that no rule removes, with their schedules and resident blocks; and what each rule removed."""
     counts: Counter[str] = Counter()
     values: dict[str, dict[str, set[Any]]] = {}
-    left: list[tuple[Given, Schedule, tuple[int, ...]]] = []
+    left: list[Left] = []
     known: dict[tuple[Any, ...], tuple[str, tuple[int, ...]]] = {}
     for n, chosen in enumerate(product(*space.values())):
         given: Given = {name: value for name, value in zip(space, chosen, strict=True) if name != "place" or value}
@@ -363,7 +446,8 @@ def _cheap_rule(search: Search, given: Given) -> str:
     """The rule that removes a candidate whose program need not be known for that; "" where there is none."""
     a, hardware = search.problem, search.machine.with_units(search.settled.get("units", ()))
     rows, keys, groups = given.get("block_q", ROWS[0]), given.get("block_k", KEYS[0]), given["groups"]
-    if rows >= 2 * max(a.n_q, ROWS[0]) or keys >= 2 * max(a.n_k, KEYS[0]):
+    most_rows, most_keys = search.largest
+    if rows >= 2 * max(most_rows, ROWS[0]) or keys >= 2 * max(most_keys, KEYS[0]):
         return "size"
     matrix = hardware.matrix
     if a.dtype != "fp32" and matrix.instruction_m is not None:
@@ -418,7 +502,7 @@ def _over(f: Footprint, margin: float, hardware: Hardware) -> str:
 # ---------------------------------------------------------------- times
 
 
-def _bounded(search: Search, left: Sequence[tuple[Given, Schedule, tuple[int, ...]]]) -> list[tuple[int, int, Given]]:
+def _bounded(search: Search, left: Sequence[Left]) -> list[tuple[int, int, Given]]:
     """(least time in ps, stages, fields) of each candidate, lowest bounds first."""
     from iosim.interpreters.timeline import least_ps
 

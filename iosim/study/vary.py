@@ -20,6 +20,7 @@ from iosim.schedule import Schedule
 if TYPE_CHECKING:
     from iosim.dataflows import Dataflow
     from iosim.hardware import Hardware
+    from iosim.study.batch import Batch
 
 Value: TypeAlias = int | float | bool | str | tuple[int, ...]
 Kind: TypeAlias = type | tuple[str, ...]  # of a field's values: int, float, bool, str, tuple (of stages), or the words
@@ -66,13 +67,17 @@ def _loaded(source: Source) -> Dataflow:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One dataflow on one machine, with the fields of its schedule that are settled."""
+    """One dataflow on one machine, with the fields of its schedule that are settled.
+
+    With a `batch`, its sequences have the place of the problem's queries and keys.
+    """
 
     problem: Attention
     source: Source
     machine: Hardware
     given: Mapping[str, Any] = field(default_factory=dict, hash=False)
     fidelity: str = "fair"
+    batch: Batch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +106,19 @@ def kinds(flow: Dataflow | None = None) -> dict[str, Kind]:
 
     read = (*flow.uses, *READ) if flow is not None else [f.name for f in fields(Schedule)]
     own = {f.name: _KINDS[str(f.type)] for f in fields(Schedule) if f.name in read and str(f.type) in _KINDS}
-    return own | problem_kinds() | {HW + name: kind for name, kind in settable().items()}
+    return own | problem_kinds() | batch_kinds() | {HW + name: kind for name, kind in settable().items()}
 
 
 def problem_kinds() -> dict[str, Kind]:
     """The fields of a problem; `n` stands for queries and keys alike."""
     return {"n": int} | {f.name: _KINDS[str(f.type)] for f in fields(Attention) if str(f.type) in _KINDS}
+
+
+def batch_kinds() -> dict[str, Kind]:
+    """The fields of a batch of sequences, beside their lengths."""
+    from iosim.study.batch import FIELDS
+
+    return dict(FIELDS)
 
 
 def axis(text: str, flow: Dataflow, option: str = "vary") -> Axis:
@@ -209,7 +221,7 @@ def variants(case: Case, axes: Sequence[Axis], *, keep: bool = True) -> tuple[Va
             raise InputError(f"vary: {name}: is given twice")
     if (rows := prod(len(a.values) for a in axes)) > MOST_ROWS:
         raise InputError(f"vary: makes {rows:,} rows; {MOST_ROWS} are allowed")
-    if keep and not any(name in problem_kinds() for name in names):
+    if keep and not any(name in problem_kinds() | batch_kinds() for name in names):
         case = replace(case, given={**kept(case, names), **case.given})
     return tuple(_variant(case, dict(zip(names, row, strict=True))) for row in product(*(a.values for a in axes)))
 
@@ -220,6 +232,11 @@ def kept(case: Case, names: Iterable[str]) -> dict[str, Any]:
 
     flow = case.source.load()
     try:
+        if case.batch is not None:
+            from iosim.study.batch import step_of
+
+            chosen = step_of(case)[1].schedule
+            return {name: getattr(chosen, name) for name in TILE if name not in names}
         schedule, _ = choose(flow, case.problem, case.machine, case.given)
     except InputError:
         return {}
@@ -236,14 +253,32 @@ def _variant(case: Case, values: Mapping[str, Value]) -> Variant:
 def varied(case: Case, values: Mapping[str, Value]) -> Case:
     """The case with these values; raises InputError for one that its field cannot have."""
     problem = {name: value for name, value in values.items() if name in problem_kinds()}
+    batch = {name: value for name, value in values.items() if name in batch_kinds()}
+    made = batch_with(case.batch, batch, problem)
     machine = {name.removeprefix(HW): value for name, value in values.items() if name.startswith(HW)}
-    schedule = {name: value for name, value in values.items() if name not in problem and not name.startswith(HW)}
+    schedule = {
+        name: value for name, value in values.items() if not (name in problem or name in batch or name.startswith(HW))
+    }
     return replace(
         case,
+        batch=made,
         problem=problem_with(case.problem, problem) if problem else case.problem,
         machine=machine_with(case.machine, machine) if machine else case.machine,
         given={**case.given, **schedule},
     )
+
+
+def batch_with(batch: Batch | None, values: Mapping[str, Value], problem: Mapping[str, Value]) -> Batch | None:
+    """A batch with other values, beside other ones of the problem."""
+    from iosim.study.batch import LENGTHS_SAY
+
+    if batch is None:
+        if values:
+            raise InputError(f"{next(iter(values))}: changes nothing without lengths")
+        return None
+    if said := next((name for name in problem if name in LENGTHS_SAY), None):
+        raise InputError(f"{said}: is not varied beside lengths")
+    return batch.having(values)
 
 
 def problem_with(a: Attention, values: Mapping[str, Value]) -> Attention:

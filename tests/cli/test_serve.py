@@ -63,6 +63,102 @@ def test_sequences_of_their_own_lengths(iosim: Iosim) -> None:
     assert (padded["query_rows"], padded["key_rows"]) == (4 * 300, 4 * 700)
 
 
+@pytest.fixture
+def problem(tmp_path: Path) -> str:
+    """A batch with a cache in int8, as a file."""
+    place = tmp_path / "problem.toml"
+    place.write_text(
+        'schema = "iosim.problem/1"\nd = 64\nheads = 4\nkv_heads = 2\ncausal = true\npage = 32\n'
+        'lengths = [40, "1:300", "5:200"]\ncache_dtype = "int8"\ncache-scales = "head"\n'
+    )
+    return str(place)
+
+
+def test_one_file_of_a_problem_for_every_command(iosim: Iosim, problem: str, tmp_path: Path) -> None:
+    """The same lengths, pages and cache in run, whatif, sweep and tune; an option wins over the file."""
+    shown = iosim("run", "--problem", problem, "--dataflow", "split-kv", "--page", "64")
+    assert (shown.code, shown.err) == (0, "")
+    assert max(map(len, shown.out.splitlines())) <= 80
+    for words in ("A page of 64 tokens holds", "The cache is in int8", "Numbers of all 3 classes"):
+        assert words in " ".join(shown.out.split())
+    varied = iosim("whatif", "--problem", problem, "--vary", "pack_gqa=yes,no", "--vary", "cache_dtype=fp8", "--json")
+    assert (varied.code, varied.err) == (0, "")
+    rows = json.loads(varied.out)
+    jsonschema.validate(rows, json.loads(files("iosim").joinpath("data/whatif.schema.json").read_text()))
+    assert rows["problem"]["lengths"] == [[40, 40], [1, 300], [5, 200]]
+    packed, alone = (row["hbm_bytes"] for row in rows["rows"])
+    assert packed < alone
+    few = ("--block-q", "16,32", "--block-k", "32", "--groups", "1", "--stages", "2")
+    tuned = iosim("tune", "--problem", problem, *few, "--json")
+    assert (tuned.code, tuned.err) == (0, "")
+    found = json.loads(tuned.out)
+    jsonschema.validate(found, json.loads(files("iosim").joinpath("data/tune.schema.json").read_text()))
+    assert found["problem"]["page"] == 32
+    store = str(tmp_path / "s.db")
+    swept = iosim("sweep", "--problem", problem, "--vary", "page=16,64", "--store", store, "--workers", "0", "--json")
+    assert swept.code == 0
+    made = json.loads(swept.out)
+    jsonschema.validate(made, json.loads(files("iosim").joinpath("data/sweep.schema.json").read_text()))
+    assert [c["inputs"]["problem"]["page"] for c in made["configurations"]] == [16, 64]
+    assert all(c["error"] is None for c in made["configurations"])
+    assert "3 sequences" in iosim("pareto", store).out
+
+
+def test_a_grid_of_lengths_in_a_file(iosim: Iosim, tmp_path: Path) -> None:
+    place = tmp_path / "grid.toml"
+    place.write_text(
+        'schema = "iosim.sweep/1"\n[[grid]]\nd = 64\nlengths = [64, "1:100"]\ncache_dtype = ["fp8", "int8"]\n'
+    )
+    made = iosim("sweep", str(place), "--store", str(tmp_path / "s.db"), "--workers", "0", "--csv")
+    rows = list(csv.DictReader(io.StringIO(made.out)))
+    assert [(row["lengths"], row["cache_dtype"], row["error"]) for row in rows] == [
+        ("64:64,1:100", "fp8_e4m3", ""),
+        ("64:64,1:100", "int8", ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("d = 64", 'needs schema = "iosim.problem/1"'),
+        ('schema = "iosim.problem/1"\nhaeds = 4', "'haeds' is no field of a problem (did you mean 'heads'?)"),
+        ('schema = "iosim.problem/1"\nheads = [4]', "heads: [4] is not a value"),
+        ('schema = "iosim.problem/1"\nlengths = [4]', "lengths is not taken by iosim show"),
+        ('schema = "iosim.problem/1"\nheads = "many"', "'many' is not a valid integer"),
+    ],
+)
+def test_a_wrong_file_of_a_problem(iosim: Iosim, tmp_path: Path, text: str, message: str) -> None:
+    place = tmp_path / "problem.toml"
+    place.write_text(text + "\n")
+    answer = iosim("show", "flash2", "--problem", str(place), "-n", "64", "-d", "64")
+    assert (answer.code, answer.out) == (2, "")
+    assert message in answer.err
+
+
+def test_requests_as_they_arrive(iosim: Iosim, tmp_path: Path) -> None:
+    place = tmp_path / "arrivals.jsonl"
+    asked = [(0.0, 300, 3), (0.0, 40, 2), (1.0, 500, 1)]
+    place.write_text("".join(json.dumps(dict(zip(("arrival", "prompt", "output"), r, strict=True))) + "\n"
+                             for r in asked))  # fmt: skip
+    args = ("serve", str(place), *SHAPE, "--step-tokens", "256")
+    shown, document, lines = (iosim(*args, *form) for form in ((), ("--json",), ("--csv",)))
+    assert (shown.code, shown.err) == (document.code, document.err) == (lines.code, lines.err) == (0, "")
+    assert max(len(line) for line in shown.out.splitlines() if str(tmp_path) not in line) <= 80
+    assert "At most 2 requests run at one time, and no request ever waits for room" in " ".join(shown.out.split())
+    found = json.loads(document.out)
+    jsonschema.validate(found, SCHEMA)
+    assert sum(row["tokens"] for row in found["tables"]["bounds"]["rows"]) == 300 + 2 + 40 + 1 + 500
+    rows = list(csv.DictReader(io.StringIO(lines.out)))
+    assert [(row["prompt"], float(row["waited_s"])) for row in rows] == [("40", 0), ("300", 0), ("500", 0)]
+    wrong = iosim("serve", str(place), *SHAPE, "--reserve", "85.8993")
+    assert (wrong.code, "and there is room for" in wrong.err) == (2, True)
+
+
+def test_options_of_arrivals_need_arrivals(iosim: Iosim, trace: str) -> None:
+    answer = iosim("serve", trace, *SHAPE, "--beside", "10")
+    assert (answer.code, answer.err) == (2, "iosim: --beside: changes nothing without arrival times in the trace\n")
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -82,7 +178,14 @@ def test_sequences_of_their_own_lengths(iosim: Iosim) -> None:
         (("report", "serving", "--context", "0,1024"), "--context: 0 is out of range; it is at least 1"),
         (("report", "serving", "--page", "0"), "--page: 0 is out of range; 1 to 4096 is allowed"),
         (("report", "serving", "--split-rule", "balance"), "(did you mean 'balanced'?)"),
-        (("report", "serving", "--cache-dtype", "int8"), "--cache-dtype: 'int8' is not fp8;"),
+        (("report", "serving", "--cache-dtype", "int4"), "--cache-dtype: 'int4' is not fp8 or int8"),
+        (("run", "-n", "64", "-d", "64", "--page", "16"), "--page: changes nothing without --lengths"),
+        (("whatif", "-n", "64", "-d", "64", "--vary", "page=16"), "page: changes nothing without lengths"),
+        (("whatif", "--lengths", "4", "-d", "64", "--vary", "n=16"), "n: is not varied beside lengths"),
+        (("tune", "--lengths", "4", "-d", "64", "--kernel", "triton"), "--kernel: is not taken with --lengths"),
+        (("whatif", "--lengths", "4", "-d", "64", "--energy", "--vary", "stages=1"), "--energy: is not estimated for"),
+        (("run", "--lengths", "4,1:64", "-d", "64", "--shared-prefix", "65"), "--shared-prefix: 65 tokens are more"),
+        (("run", "--problem", "none.toml"), "--problem: none.toml: cannot be read: No such file or directory"),
         (("report", "serving", "--layers", "full"), "--layers: changes nothing without --config"),
         (("report", "serving", "--heads", "5", "--kv-heads", "2"), "--heads: 5 is not a multiple of kv_heads (2)"),
     ],

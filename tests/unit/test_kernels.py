@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.resources import as_file, files
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from iosim import Attention, compare, run
@@ -14,6 +16,7 @@ from iosim.kernels import kernel_names, load_kernel
 from iosim.memory.triton import registers, serial_cycles
 from iosim.study.choose import choose
 from iosim.study.validate import shipped_rows
+from iosim.study.validate.readers import read
 from iosim.study.validate.rows import Row
 from iosim.study.validate.times import predicted_time
 
@@ -142,3 +145,24 @@ def row(n: int, d: int, implementation: str, *, causal: bool = False) -> Row:
 def test_measured_calls_are_predicted_within_15_percent(n: int, d: int, implementation: str, causal: bool) -> None:
     measured = row(n, d, implementation, causal=causal)
     assert predicted_time(measured, H200) == pytest.approx(measured.measured["time"], rel=0.15)
+
+
+@pytest.mark.long
+def test_decode_calls_that_the_model_has_not_seen() -> None:
+    """38 calls of one query on an H200: what a flush left dirty is written meanwhile, and counts."""
+    with as_file(files("iosim").joinpath("data", "h200_decode.csv")) as path:
+        rows = [row for row in read(path) if row.problem is not None]
+    errors: dict[str, list[float]] = {}
+    for row in rows:
+        errors.setdefault(row.implementation, []).append(predicted_time(row, H200) / row.measured["time"] - 1)
+    assert {name: len(own) for name, own in errors.items()} == {"flash2": 19, "cudnn": 19}
+    assert np.mean(np.abs(errors["flash2"])) < 0.08
+    assert np.mean(np.abs(errors["cudnn"])) < 0.08
+    assert max(abs(e) for own in errors.values() for e in own) < 0.22
+
+
+def test_one_query_has_the_tile_of_a_split_also_where_keys_are_whole() -> None:
+    flow = load_kernel("cudnn").dataflow()
+    one, many = (choose(flow, Attention(n_q=n, n_k=4096, d=64, batch=32, heads=16), H200, {})[0] for n in (1, 64))
+    assert (one.block_q, one.groups, one.splits) == (64, 1, 1)
+    assert (many.block_q, many.groups, many.splits) == (128, 2, 1)

@@ -155,3 +155,12 @@ def test_an_empty_trace_and_a_missing_one(tmp_path: Path) -> None:
         load_trace(str(tmp_path / "none"))
     with pytest.raises(InputError, match="is not a regular file"):
         load_trace(str(tmp_path))
+
+
+@pytest.mark.parametrize("new", [2, 7, 8, 40, 250])
+def test_no_step_is_faster_than_its_bytes(new: int) -> None:
+    """Few tokens of many sequences in int8 on MP31: K and V, once, take what DRAM's bandwidth lets them."""
+    server = Server((Layer("full", 1, replace(SHAPE, d=128, heads=32, kv_heads=8)),), MP31, cache=Cache(dtype="int8"))
+    step = server.step([Request(4096 - new, new)] * 64)
+    assert step.kv_bytes <= step.dram_bytes
+    assert step.seconds >= step.dram_bytes / MP31.hbm.bandwidth

@@ -9,7 +9,15 @@ from typing import Any
 import click
 
 from iosim.cli.group import command
-from iosim.cli.options import model_of, problem_of_inputs, problem_options, schedule_of, schedule_options
+from iosim.cli.options import (
+    batch_of,
+    batch_options,
+    model_of,
+    problem_of_inputs,
+    problem_options,
+    schedule_of,
+    schedule_options,
+)
 from iosim.cli.output import CheckError, Form, answer_options, progress
 
 
@@ -57,13 +65,9 @@ from iosim.cli.output import CheckError, Form, answer_options, progress
     show_default=True,
     help="Axes of q, k, v, do: bhsd (batch, heads, n, d) or bshd (batch, n, heads, d).",
 )
-@click.option(
-    "--lengths",
-    metavar="N,...",
-    help="Sequences of these lengths in one launch, in place of --n and --batch: numbers, queries:keys, or a file.",
-)
+@batch_options
 @answer_options("iosim.run/1", "run")
-def run(form: Form, lengths: str | None, **options: Any) -> None:
+def run(form: Form, **options: Any) -> None:
     """Compare dataflows on machines: memory, traffic, time, check.
 
     Without --block-q and --block-k the tile is the largest that gives every processor a block and leaves a tenth of the
@@ -75,10 +79,10 @@ def run(form: Form, lengths: str | None, **options: Any) -> None:
              iosim run --config config.json --n 8192 --phase decode
              iosim run --lengths 512,4096,1:777 -d 128 -H 32 --kv-heads 8 --causal
     """
-    if lengths is not None:
+    if (batch := batch_of(options)) is not None:
         from iosim.cli.lengths import run_lengths
 
-        run_lengths(form, {**options, "lengths": lengths})
+        run_lengths(form, batch, options)
         return
     case = None if options["inputs"] is not None else model_of(options)
     subject, inputs = (case, None) if case is not None else problem_of_inputs(options)

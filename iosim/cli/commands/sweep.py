@@ -9,7 +9,15 @@ import click
 from click.core import ParameterSource
 
 from iosim.cli.group import command
-from iosim.cli.options import problem_of, problem_options, schedule_of, schedule_options
+from iosim.cli.options import (
+    batch_of,
+    batch_options,
+    is_typed,
+    problem_of,
+    problem_options,
+    schedule_of,
+    schedule_options,
+)
 from iosim.cli.output import Form, answer_options, progress, require_writable, write
 from iosim.errors import InputError
 
@@ -33,6 +41,7 @@ _OWN = ("store", "export", "workers", "scheduler", "retry", "form", "as_json", "
 @schedule_options
 @click.option("--fidelity", multiple=True, help="fair or chip; may be repeated.  [default: fair]")
 @problem_options
+@batch_options
 @click.option("--store", metavar="FILE.db", default="sweep.db", show_default=True, help="Where results are kept.")
 @click.option("--export", metavar="FILE.csv|FILE.parquet", help="Write the table into this file too.")
 @click.option("--retry", is_flag=True, help="Run what has failed before once more.")
@@ -109,7 +118,7 @@ def _grids(file: str | None, options: dict[str, Any]) -> tuple[Grid, ...]:
     axes = axes_of(options["vary"], sources)
     for one in axes:
         option = {"n": "n_q"}.get(one.name, one.name)
-        if options.get(option) not in (None, ()) and _is_given(option):
+        if options.get(option) not in (None, ()) and is_typed(option):
             raise InputError(f"vary: {one.name}: is given as an option too")
         if option in ("n_q", "d"):
             options[option] = one.values[0]
@@ -121,6 +130,7 @@ def _grids(file: str | None, options: dict[str, Any]) -> tuple[Grid, ...]:
             given=schedule_of(options),
             axes=axes,
             fidelities=options["fidelity"],
+            batch=batch_of(options),
         ),
     )
 

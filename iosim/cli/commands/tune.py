@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from iosim.cli.group import command
-from iosim.cli.options import problem_of, problem_options
+from iosim.cli.options import batch_of, batch_options, problem_of, problem_options
 from iosim.cli.output import Form, answer_options, progress
 from iosim.errors import InputError, nearest
 
@@ -36,6 +36,7 @@ def _stages(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> t
 
 @command()
 @problem_options
+@batch_options
 @click.option("--dataflow", help="A dataflow by name, or a .py file.  [default: flash2]")
 @click.option("--kernel", help="A kernel that people run, in place of a dataflow; triton: Triton's tiles.")
 @click.option("--hw", default="mp31", show_default=True, help="A machine by name, or a .toml file.")
@@ -58,7 +59,7 @@ def tune(form: Form, **options: Any) -> None:
     Example: iosim tune -n 4096 -d 128 -H 32 --dataflow flash3
              iosim tune -n 4096 -d 64 --hw h200-sxm --kernel triton --emit triton
     """
-    problem, emit = problem_of(options), options["emit"]
+    problem, batch, emit = problem_of(options), batch_of(options), options["emit"]
     if options["kernel"] is not None and options["dataflow"] is not None:
         raise InputError("--dataflow and --kernel: give one of them")
     if emit is not None and emit not in EMITTED:
@@ -80,6 +81,7 @@ def tune(form: Form, **options: Any) -> None:
             for_triton=emit == "triton",
             workers=None,
             note=note,
+            batch=batch,
         )
     from iosim.report import tune as report
 

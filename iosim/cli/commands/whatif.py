@@ -9,7 +9,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from iosim.cli.group import command
-from iosim.cli.options import case_of, subject_options
+from iosim.cli.options import batch_options, case_of, subject_options
 from iosim.cli.output import Form, answer_options, progress, require_image, write
 
 
@@ -41,6 +41,7 @@ def _complete(_: click.Context, __: click.Parameter, incomplete: str) -> list[Co
     help="Let each row choose what is not given or varied.  [default: where the problem is varied]",
 )
 @subject_options
+@batch_options
 @click.option("--energy", is_flag=True, help="Estimate joules too, with their range.")
 @click.option("--plot", metavar="FILE.png|FILE.svg", help="Draw the rows into this file.")
 @answer_options("iosim.whatif/1", "row")

@@ -21,8 +21,22 @@ import iosim
 from iosim.errors import InputError, nearest
 from iosim.interpreters.timeline import FIDELITIES
 from iosim.problem import Attention
+from iosim.study.batch import LENGTHS_SAY, Batch
+from iosim.study.ragged import lengths_of
 from iosim.study.run import machines_called, require_read
-from iosim.study.vary import HW, READ, Axis, Source, axis, kinds, machine_with, problem_kinds, problem_with
+from iosim.study.vary import (
+    HW,
+    READ,
+    Axis,
+    Source,
+    axis,
+    batch_kinds,
+    batch_with,
+    kinds,
+    machine_with,
+    problem_kinds,
+    problem_with,
+)
 
 if TYPE_CHECKING:
     from iosim.hardware import Hardware
@@ -44,6 +58,7 @@ class Job:
     machine: Hardware
     given: Mapping[str, Any] = field(hash=False)
     fidelity: str
+    batch: Batch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +84,7 @@ class Grid:
     given: Mapping[str, Any] = field(default_factory=dict, hash=False)
     axes: tuple[Axis, ...] = ()
     fidelities: tuple[str, ...] = ("fair",)
+    batch: Batch | None = None
 
     def __post_init__(self) -> None:
         for one in self.fidelities:
@@ -79,7 +95,7 @@ class Grid:
 
     def __len__(self) -> int:
         shared = len(self.machines) * len(self.fidelities) * prod(
-            len(a.values) for a in self.axes if a.name.startswith(HW) or a.name in problem_kinds()
+            len(a.values) for a in self.axes if a.name.startswith(HW) or a.name in _problem_names()
         )  # fmt: skip
         return shared * sum(prod(len(a.values) for a in self.schedule_axes(source)) for source in self.sources)
 
@@ -102,16 +118,19 @@ class Grid:
                 if problem.of is None or machine.of is None:
                     yield Configuration(key, inputs, None, problem.refused or machine.refused)
                 else:
-                    yield Configuration(key, inputs, Job(problem.of, source, machine.of, given, fidelity))
+                    of, batch = problem.of
+                    yield Configuration(key, inputs, Job(of, source, machine.of, given, fidelity, batch))
 
-    def _problems(self) -> Iterator[_Part[Attention]]:
-        for values in _rows([a for a in self.axes if a.name in problem_kinds()]):
+    def _problems(self) -> Iterator[_Part[tuple[Attention, Batch | None]]]:
+        for values in _rows([a for a in self.axes if a.name in _problem_names()]):
+            own = {name: value for name, value in values.items() if name in problem_kinds()}
             try:
-                made = problem_with(self.problem, values)
+                made = problem_with(self.problem, own)
+                batch = batch_with(self.batch, {n: v for n, v in values.items() if n not in own}, own)
             except InputError as error:
-                yield _Part(None, _canonical({**self.problem.as_dict(), **values}), str(error))
+                yield _Part(None, _canonical({**_said(self.problem, self.batch), **values}), str(error))
             else:
-                yield _Part(made, _canonical(made.as_dict()))
+                yield _Part((made, batch), _canonical(_said(made, batch)))
 
     def _machines(self, machine: Hardware) -> Iterator[_Part[Hardware]]:
         for values in _rows([a for a in self.axes if a.name.startswith(HW)]):
@@ -138,6 +157,18 @@ class _Part(Generic[T]):
     of: T | None
     said: str
     refused: str = ""
+
+
+def _said(a: Attention, batch: Batch | None) -> dict[str, Any]:
+    """A problem, or what sequences have in common and the batch, for JSON."""
+    if batch is None:
+        return a.as_dict()
+    return {name: value for name, value in a.as_dict().items() if name not in LENGTHS_SAY} | batch.as_dict()
+
+
+def _problem_names() -> set[str]:
+    """Fields of a problem or of a batch of sequences."""
+    return problem_kinds().keys() | batch_kinds().keys()
 
 
 def _rows(axes: Sequence[Axis]) -> Iterator[dict[str, Any]]:
@@ -212,13 +243,14 @@ def grid_of(
     given: Mapping[str, Any],
     axes: Sequence[Axis] = (),
     fidelities: Sequence[str] = ("fair",),
+    batch: Batch | None = None,
 ) -> Grid:
     """A grid; raises InputError for parts that do not go together."""
     require_read(given, [source.load() for source in sources])
     if twice := next((a.name for a in axes if a.name in given), None):
         raise InputError(f"vary: {twice}: is given as an option too")
     return Grid(problem, tuple(sources), tuple(machines_called(list(hw) or ["mp31"])), given, tuple(axes),
-                tuple(fidelities) or ("fair",))  # fmt: skip
+                tuple(fidelities) or ("fair",), batch)  # fmt: skip
 
 
 def read_grids(path: str) -> tuple[Grid, ...]:
@@ -265,13 +297,21 @@ def read_grids(path: str) -> tuple[Grid, ...]:
 def _grid(table: Mapping[str, Any]) -> Grid:
     names = {name: _names(name, table[name]) for name in LISTS if name in table}
     sources = sources_of(names.get("dataflow", []), names.get("kernel", []))
-    axes = axes_of([f"{name}={_text(name, value)}" for name, value in table.items() if name not in LISTS], sources)
-    return grid_of(_base(axes), sources, names.get("hw", []), given={}, axes=axes, fidelities=names.get("fidelity", []))
+    rest = {name: value for name, value in table.items() if name not in (*LISTS, "lengths")}
+    axes = axes_of([f"{name}={_text(name, value)}" for name, value in rest.items()], sources)
+    batch = None
+    if "lengths" in table:
+        given = table["lengths"]
+        batch = Batch(sequences=lengths_of(",".join(map(str, given)) if isinstance(given, list) else str(given)))
+    return grid_of(_base(axes, batch), sources, names.get("hw", []), given={}, axes=axes,
+                   fidelities=names.get("fidelity", []), batch=batch)  # fmt: skip
 
 
-def _base(axes: Sequence[Axis]) -> Attention:
+def _base(axes: Sequence[Axis], batch: Batch | None) -> Attention:
     """A problem of the first sizes: all else that is not a default is varied."""
     sizes: dict[str, Any] = {{"n": "n_q"}.get(a.name, a.name): a.values[0] for a in axes}
+    if batch is not None:
+        sizes["n_q"] = 1
     for name in ("n_q", "d"):
         if name not in sizes:
             raise InputError(f"{'n' if name == 'n_q' else name}: is missing; every grid needs n and d")

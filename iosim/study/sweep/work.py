@@ -14,6 +14,7 @@ from typing import Any
 
 import iosim
 from iosim.errors import InputError
+from iosim.study.batch import result_of
 from iosim.study.outcome import run_case
 from iosim.study.run import Run, chosen_fields
 from iosim.study.sweep.grid import Configuration, content_hash
@@ -75,7 +76,8 @@ def answer(c: Configuration) -> Answer:
         return Answer(c.key, c.inputs, None, c.refused)
     try:
         job = c.job
-        found = result(run_case(Case(job.problem, job.source, job.machine, job.given, job.fidelity)))
+        case = Case(job.problem, job.source, job.machine, job.given, job.fidelity, job.batch)
+        found = result(run_case(case)) if job.batch is None else result_of(case)
         return Answer(c.key, c.inputs, json.dumps(found, separators=(",", ":"), allow_nan=False), None)
     except InputError as error:
         return Answer(c.key, c.inputs, None, str(error))

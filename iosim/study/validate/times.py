@@ -62,12 +62,12 @@ class Modelled:
     prints: Mapping[str, Footprint]
     traffic: DeviceTraffic
     code_bytes: int
-    after_flush: bool  # what the flush has left dirty in the L2 takes DRAM time
+    dirty: bool  # lines that a flush, or unfused calls before it, have left dirty in the L2 take DRAM time
 
     @cached_property
     def timeline(self) -> Timeline:
         """The call in time."""
-        traffic = with_dirty_lines(self.traffic, dirty_lines(self.machine)) if self.after_flush else self.traffic
+        traffic = with_dirty_lines(self.traffic, dirty_lines(self.machine)) if self.dirty else self.traffic
         return timeline(self.program, self.schedule, self.machine, traffic)
 
     @cached_property
@@ -138,6 +138,7 @@ def modelled(row: Row, machine: Hardware, changes: Changes = ()) -> Modelled:
         raise NoModelError("no shape")
     limit = conditions()[row.kind]["limit_w"]
     strided = row.direction == "backward" and bool(conditions()[row.kind]["strided"])
+    flushed = bool(condition.get("flushed", False))
     power = machine.power and replace(machine.power, limit_w=limit)
     kernel = load_kernel(name).with_values(changes)
     given = _tile(row)
@@ -146,7 +147,7 @@ def modelled(row: Row, machine: Hardware, changes: Changes = ()) -> Modelled:
     if name in (known := conditions()[row.kind].get("separate", {})):
         given += (("separate", tuple(known[name])),)
     try:
-        return _call(name, _problem(row.problem), replace(machine, power=power), given, strided, changes)
+        return _call(name, _problem(row.problem), replace(machine, power=power), given, strided, flushed, changes)
     except InputError as error:
         raise NoModelError(str(error)) from None
 
@@ -171,8 +172,9 @@ def _tile(row: Row) -> tuple[tuple[str, Any], ...]:
 
 @lru_cache(maxsize=64)
 def _call(
-    name: str, a: Attention, machine: Hardware, tile: tuple[tuple[str, Any], ...], strided: bool, changes: Changes
-) -> Modelled:
+    name: str, a: Attention, machine: Hardware, tile: tuple[tuple[str, Any], ...], strided: bool, flushed: bool,
+    changes: Changes,
+) -> Modelled:  # fmt: skip
     given = dict(tile)
     kernel = load_kernel(name).with_values(changes)
     flow = kernel.dataflow(strided=strided)
@@ -182,7 +184,8 @@ def _call(
     resident = {kernel: f.resident * (machine.processors or 1) for kernel, f in prints.items()}
     multicast = {name: schedule.of(name).multicast for name in prints}
     traffic = behind_caches(program, ledger(program), machine, resident, schedule.descending, multicast)
-    return Modelled(program, schedule, machine, prints, traffic, kernel.file.code_bytes, bool(kernel.file.kernels))
+    return Modelled(program, schedule, machine, prints, traffic, kernel.file.code_bytes,
+                    flushed or bool(kernel.file.kernels))  # fmt: skip
 
 
 @cache

@@ -1,0 +1,73 @@
+"""`--problem FILE.toml`: the options of a problem, of its cache and of its lengths, from a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from iosim.errors import InputError, nearest
+
+F = TypeVar("F", bound=Callable[..., Any])
+SCHEMA = "iosim.problem/1"
+MOST_BYTES = 2**20
+NAMES = ("n", "n_k", "d", "d_v", "batch", "heads", "kv_heads", "dtype", "accumulator", "causal", "causal_align",
+         "window", "softcap", "alibi", "bias", "sinks", "global_tokens", "dropout", "block_mask", "lse", "config",
+         "phase", "layers", "lengths", "page", "shared_prefix", "cache_dtype", "cache_scales", "split_rule",
+         "pack_gqa")  # fmt: skip
+
+
+def problem_file_option(command: F) -> F:
+    """--problem, whose values stand where their options are not given."""
+    return click.option(
+        "--problem",
+        metavar="FILE.toml",
+        is_eager=True,
+        expose_value=False,
+        callback=_read,
+        help='Options of the problem from a file with schema = "iosim.problem/1"; those given win.',
+    )(command)
+
+
+def _read(context: click.Context, _: click.Parameter, path: str | None) -> None:
+    """Make the values of the file the command's defaults."""
+    if path is None:
+        return
+    options = {max(p.opts, key=len)[2:].replace("-", "_"): p for p in context.command.params if p.opts[0][:1] == "-"}
+    found = dict(context.default_map or {})
+    for name, value in load_problem(path).items():
+        parameter = options.get(name)
+        if parameter is None or parameter.name is None:
+            raise InputError(f"--problem: {path}: {name} is not taken by {context.command_path}")
+        found[parameter.name] = value
+    context.default_map = found
+
+
+def load_problem(path: str) -> dict[str, Any]:
+    """The fields of a problem file, lists of lengths as one text.  Raises InputError with the file and the field."""
+    import tomllib
+
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise InputError(f"--problem: {path}: over {MOST_BYTES:,} bytes, which is no file of a problem")
+        document = tomllib.loads(data.decode("utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"--problem: {path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if document.pop("schema", None) != SCHEMA:
+        raise InputError(f'--problem: {path}: needs schema = "{SCHEMA}"')
+    out = {}
+    for given, value in document.items():
+        name = given.replace("-", "_")
+        if name not in NAMES:
+            raise InputError(f"--problem: {path}: {given!r:.60} is no field of a problem{nearest(name, NAMES)}")
+        if name == "lengths" and isinstance(value, list):
+            value = ",".join(map(str, value))
+        if not isinstance(value, int | float | str):
+            raise InputError(f"--problem: {path}: {given}: {value!r:.60} is not a value")
+        out[name] = value
+    return out
