@@ -12,8 +12,10 @@ from tempfile import mkdtemp
 
 from iosim.cli.output import umask
 from iosim.errors import InputError, OutputError
+from iosim.files import read_text
 
 OPTION = "--output"
+MOST_BYTES = 2**26  # of the index of a report
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
 
 
@@ -43,10 +45,9 @@ def _not_ours(real: str, index: str, schema: str) -> str:
     if not there:
         return ""
     try:
-        with open(os.path.join(real, index), encoding="utf-8") as file:
-            found = json.load(file)
+        found = json.loads(read_text(os.path.join(real, index), MOST_BYTES, "an index", "JSON"))
         ours = set(found["files"]) if found["schema"] == schema else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         ours = None
     if ours is None:
         return f"is not a report of iosim's (no {index} of one)"

@@ -14,7 +14,7 @@ from iosim.errors import InputError
 
 SHAPE = ("d", "d_v", "heads", "kv_heads", "dtype", "accumulator", "causal", "window")
 TAKEN = {*SHAPE, "lengths", "dataflow", "hw", "block_q", "block_k", "stages", "splits", "check", "seed", "as_json",
-         "as_csv", "output"}  # fmt: skip
+         "as_csv", "output", "force"}  # fmt: skip
 
 
 def run_lengths(form: Form, options: dict[str, Any]) -> None:

@@ -63,7 +63,7 @@ def _name(row: Stored) -> str:
 def _table(rows: Sequence[Stored]) -> str:
     inputs = [input_row(row) for row in rows]
     every = [name for name in dict.fromkeys(n for row in inputs for n in row) if name not in HASHES]
-    names = [name for name in every if len({r.get(name) for r in inputs}) > 1]
+    names = [name for name in every if len({_cell(r.get(name)) for r in inputs}) > 1]
     for name, same in (("n_k", "n_q"), ("d_v", "d"), ("kv_heads", "heads")):
         if name in names and all(row[name] == row[same] for row in inputs):
             names.remove(name)
@@ -112,8 +112,8 @@ def input_row(row: Stored) -> dict[str, Any]:
     """What a row is about: flat."""
     i, given = row.inputs, {f"schedule_{name}": _plain(value) for name, value in row.inputs["schedule"].items()}
     machine = i["machine"]
-    problem = {f.name: i["problem"][f.name] for f in fields(Attention) if f.name in i["problem"]}  # in their order
-    values = {f"hw.{name}": value for name, value in machine.get("values", {}).items()}
+    problem = {f.name: _plain(i["problem"][f.name]) for f in fields(Attention) if f.name in i["problem"]}  # in order
+    values = {f"hw.{name}": _plain(value) for name, value in machine.get("values", {}).items()}
     return {"hardware": machine["name"], "dataflow": i["dataflow"]["name"], **problem, **values,
             "fidelity": i.get("fidelity"), **given, "iosim": i.get("iosim"), "profile_hash": machine.get("hash"),
             "dataflow_hash": i["dataflow"].get("hash")}  # fmt: skip

@@ -270,7 +270,7 @@ def _lines(path: str) -> Iterator[tuple[str, int, Request]]:
         if status.st_size > MOST_BYTES:
             raise InputError(f"trace: {path}: {status.st_size} bytes; at most {MOST_BYTES} are allowed")
         with Path(path).open("rb") as file:
-            for n, line in enumerate(file, start=1):
+            for n, line in enumerate(iter(lambda: file.readline(MOST_LINE + 1), b""), start=1):
                 place = f"trace: {path}, line {n}"
                 if n > MOST_LINES:
                     raise InputError(f"{place}: more than {MOST_LINES} lines")
@@ -284,10 +284,12 @@ def _lines(path: str) -> Iterator[tuple[str, int, Request]]:
 
 def _request(place: str, line: bytes) -> tuple[int, Request]:
     if len(line) > MOST_LINE:
-        raise InputError(f"{place}: {len(line)} bytes; a line has at most {MOST_LINE}")
+        raise InputError(f"{place}: a line has at most {MOST_LINE} bytes")
     try:
-        data = json.loads(line)
-    except (ValueError, RecursionError):
+        data = json.loads(line, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise InputError(f"{place}: {error}") from None
         raise InputError(f"{place}: is not JSON: {line[:60].decode(errors='replace').strip()}") from None
     if not isinstance(data, dict):
         raise InputError(f'{place}: is not a JSON object like {{"context": 4096, "new": 1}}')
@@ -298,6 +300,13 @@ def _request(place: str, line: bytes) -> tuple[int, Request]:
         raise InputError(f"{place}: context is missing")
     step = _whole(place, data, "step", 0, 2**53, 0)
     return step, Request(_whole(place, data, "context", 0, MAX_N // 2, 0), _whole(place, data, "new", 1, MAX_N // 2, 1))
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; raises InputError for a key that is there twice."""
+    if len(out := dict(pairs)) < len(pairs):
+        raise InputError("a key is there twice")
+    return out
 
 
 def _whole(place: str, data: Mapping[str, Any], name: str, low: int, high: int, default: int) -> int:

@@ -18,7 +18,11 @@ from iosim.cli.output import CheckError, Form, answer_options
 from iosim.errors import InputError
 
 RERUN = ("run", "check", "precision")  # commands whose --json has all that was asked for, and can be compared
-_WRITTEN = ("plot", "output")  # options that name files to be written, which a stranger's result must not choose
+_WRITTEN = (
+    "plot",
+    "output",
+    "force",
+)  # options that name files to be written, which a stranger's result must not choose
 
 
 @command()

@@ -16,7 +16,7 @@ from iosim.errors import InputError
 if TYPE_CHECKING:
     from iosim.study.sweep.grid import Grid
 
-_OWN = ("store", "export", "workers", "scheduler", "retry", "form", "as_json", "as_csv", "output", "file")
+_OWN = ("store", "export", "workers", "scheduler", "retry", "form", "as_json", "as_csv", "output", "force", "file")
 
 
 @command()

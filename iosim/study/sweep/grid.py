@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import iosim
 from iosim.errors import InputError, nearest
+from iosim.files import read_text, toml
 from iosim.interpreters.timeline import FIDELITIES
 from iosim.problem import Attention
 from iosim.study.run import machines_called, require_read
@@ -31,6 +32,7 @@ T = TypeVar("T")
 
 MOST = 1_000_000  # configurations of one sweep: what is held in memory
 MOST_BYTES = 2**20  # of a sweep's file
+LARGEST = 10**18  # number in it
 SCHEMA = "iosim.sweep/1"
 LISTS = ("dataflow", "kernel", "hw", "fidelity")
 
@@ -228,22 +230,7 @@ def read_grids(path: str) -> tuple[Grid, ...]:
     schedule or (in quotes: "hw.sram.capacity_kib") a machine, with a value, a list, or a text as --vary takes it.
     Raises InputError, which names the file.
     """
-    import tomllib
-
-    try:
-        with open(path, "rb") as file:
-            data = file.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
-            raise InputError(f"{path}: over {MOST_BYTES:,} bytes, which is no file of a sweep")
-        document = tomllib.loads(data.decode("utf-8-sig"))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 at byte {error.start}") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InputError(f"{path}: not valid TOML: {error or 'nested too deeply'}") from None
-    except ValueError as error:  # a NUL in the name, or integers of more digits than Python converts
-        raise InputError(str(error) if isinstance(error, InputError) else f"{path}: {error}") from None
+    document = toml(read_text(path, MOST_BYTES, "a sweep", "TOML"), path)
     if document.pop("schema", None) != SCHEMA:
         raise InputError(f'{path}: needs schema = "{SCHEMA}"')
     tables = document.pop("grid", None)
@@ -294,6 +281,6 @@ def _text(name: str, value: Any) -> str:
         return ",".join(_text(name, one) for one in value)
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, int | float | str):
+    if isinstance(value, str) or (isinstance(value, int | float) and abs(value) < LARGEST):
         return str(value)
     raise InputError(f"{name}: is not a value, a list of values or a text like 1024..65536:x2")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from iosim.errors import InputError, OutputError
 
@@ -24,6 +24,20 @@ T = TypeVar("T")
 KIND = 0x696F5377  # "ioSw", the file's application id
 PATIENCE = 60.0  # seconds that a writer waits for another one
 ASKED = 500  # keys in one question
+COLUMNS = "key, inputs, result, error"
+Text: TypeAlias = str | None
+# What is read of a row is of these kinds; there may be more.
+INPUTS: Mapping[str, Any] = {
+    "problem": {"n_q": int, "n_k": int, "d": int, "d_v": int, "batch": int, "heads": int, "kv_heads": int,
+                "dtype": str, "causal": bool, "window": int | None},
+    "machine": {"name": str, "values": dict}, "dataflow": {"name": str}, "schedule": dict,
+}  # fmt: skip
+RESULT: Mapping[str, Any] = {
+    "schedule": dict, "computes": Text, "makespan_ps": int | None, "dram_read_bytes": int, "dram_write_bytes": int,
+    "sram_used_bytes": int, "flops_convention": int | float | None,
+}  # fmt: skip
+LARGEST = 2.0**100  # of a number
+DEPTH = 12  # of containers in one another
 TABLE = """CREATE TABLE IF NOT EXISTS configuration (
     key TEXT PRIMARY KEY, inputs TEXT NOT NULL, result TEXT, error TEXT, CHECK ((result IS NULL) <> (error IS NULL)))"""
 
@@ -54,6 +68,24 @@ class Stored:
         parts = (i["problem"], i["machine"].get("values") or {}, i["schedule"])
         values = ((name, _ordered(value)) for part in parts for name, value in sorted(part.items()))
         return i["dataflow"]["name"], i["machine"]["name"], _ordered(i["problem"].get("n_q")), (*values,), self.key
+
+
+def _fits(found: Any, wanted: Any) -> bool:
+    """Whether JSON has the fields that are wanted, of their kinds, and nothing else that no iosim writes."""
+    if wanted is None:
+        return found is None
+    if not isinstance(wanted, dict):
+        return isinstance(found, wanted) and _plain(found)
+    known = isinstance(found, dict) and all(name in found and _fits(found[name], kind) for name, kind in wanted.items())
+    return known and _plain(found)
+
+
+def _plain(value: Any, depth: int = DEPTH) -> bool:
+    """Whether a value is made of numbers that any machine holds, and of texts, in containers of a few levels."""
+    if isinstance(value, dict | list):
+        inner = value.values() if isinstance(value, dict) else value
+        return depth > 0 and all(_plain(one, depth - 1) for one in inner)
+    return value is None or isinstance(value, str) or abs(value) < LARGEST
 
 
 def _ordered(value: Any) -> tuple[int, float, str]:
@@ -160,24 +192,22 @@ class Store:
         Raises InputError for a row that iosim did not write.
         """
         if keys is None:
-            rows = self._safely(partial(self._rows, "SELECT * FROM configuration"))
+            rows = self._safely(partial(self._rows, f"SELECT {COLUMNS} FROM configuration"))  # noqa: S608 - ours
             yield from sorted((self._stored(*row) for row in rows), key=lambda row: row.order)
             return
         for start in range(0, len(keys), ASKED):
             part = keys[start : start + ASKED]
-            ask = f"SELECT * FROM configuration WHERE key IN ({','.join('?' * len(part))})"  # noqa: S608 - as above
+            ask = f"SELECT {COLUMNS} FROM configuration WHERE key IN ({','.join('?' * len(part))})"  # noqa: S608 - as above
             found = {row[0]: row for row in self._safely(partial(self._rows, ask, part))}
             yield from (self._stored(*found[key]) for key in part if key in found)
 
     def _stored(self, key: str, inputs: str, result: str | None, error: str | None) -> Stored:
         try:
-            read = json.loads(inputs)
-            problem, machine, dataflow = read["problem"], read["machine"], read["dataflow"]
-            known = all(isinstance(part, dict) for part in (problem, machine, dataflow, read["schedule"]))
-            if not known or not isinstance(machine["name"], str) or not isinstance(dataflow["name"], str):
+            read, found = json.loads(inputs), None if result is None else json.loads(result)
+            if not _fits(read, INPUTS) or not _fits(found, None if error else RESULT) or not isinstance(error, Text):
                 raise ValueError
-            return Stored(key, read, None if result is None else json.loads(result), error)
-        except (ValueError, TypeError, KeyError, RecursionError):
+            return Stored(key, read, found, error)
+        except (ValueError, TypeError, RecursionError):
             raise InputError(f"store: {self.path}: row {str(key)[:12]!r} is not one of iosim's") from None
 
 
