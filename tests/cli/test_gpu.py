@@ -32,7 +32,7 @@ CASES = {
     "shapes": (
         ("measure", "-o", "c.csv", "--shapes", "no.csv"),
         2,
-        "no.csv: cannot be read: No such file or directory",
+        "no.csv: cannot be read: No such file",
     ),
 }
 

@@ -234,8 +234,10 @@ def measurements() -> list[bytes]:
     ]
 
 
-NSIGHT = (b"ID,Kernel Name,gpu__time_duration.sum,dram__bytes_read.sum,launch__grid_size,"
-          b"launch__occupancy_limit_warps\n,,usecond,Mbyte,,block\n0,void flash_fwd_kernel<3>(),7.5,1.5,8,2\n1,nvjet_x,7.5,1.5,8,2\n")  # fmt: skip
+NSIGHT = (
+    b"ID,Kernel Name,gpu__time_duration.sum,dram__bytes_read.sum,launch__grid_size,launch__occupancy_limit_warps\n"
+    b",,usecond,Mbyte,,block\n0,void flash_fwd_kernel<3>(),7.5,1.5,8,2\n1,nvjet_x,7.5,1.5,8,2\n"
+)
 TRACE = b'{"step": 0, "context": 4096, "new": 1}\n{"step": 0, "context": 17, "new": 64}\n{"step": 1, "context": 5}\n'
 
 
@@ -375,10 +377,12 @@ LINES = (
     ("rerun", "no.json"),
     ("completion", "bash"),
 )
-VALUES = ("flash2", "standard", "flash-backward", "mp31", "mp22", "h200-sxm", "fp8", "fp32", "causal", "chip", "2,1",
-          "8", "32", "100", "0.25", "training", "full", "longest-first", "0..4", "all", "n=64", "block_q=16,32", "x.png",
-          "stages=1..3", "d=1.5..1.7e308:x1.5", "n=1..1e308:x1e308", "hw.processor.count=1,2", "a=", "=", "a=b=c",
-          "1,1", "9" * 30 + ",1", "\udcff", "./no.toml", "./no.py", ".", "/", "/dev/null")  # fmt: skip
+VALUES = (
+    *("flash2", "standard", "flash-backward", "mp31", "mp22", "h200-sxm", "fp8", "fp32", "causal", "chip", "2,1", "8"),
+    *("32", "100", "0.25", "training", "full", "longest-first", "0..4", "all", "n=64", "block_q=16,32", "x.png", "1,1"),
+    *("stages=1..3", "d=1.5..1.7e308:x1.5", "n=1..1e308:x1e308", "hw.processor.count=1,2", "a=", "=", "a=b=c", "./no"),
+    *("9" * 30 + ",1", "\udcff", "./no.toml", "./no.py", ".", "/", "/dev/null"),
+)
 LEFT_OUT = ("help", "scheduler", "workers", "output", "force")  # these wait for a network, start processes, write files
 
 
