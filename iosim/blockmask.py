@@ -22,6 +22,7 @@ from iosim.index import cdiv
 
 MOST_BLOCKS = 1024  # on a side
 _MOST_BYTES = 2**24  # of a file, and of an array in it
+_MOST_TEXT = 2**22  # bytes of a mask as text: 1024 x 1024 marks with commas and blanks
 _CHUNK = 2**20  # that is unpacked at a time
 _HOW = "a block mask is a table of 0 and 1: text (a line for each row), or a 2-D array of a .npy or .npz file"
 
@@ -94,16 +95,20 @@ def load_block_mask(file: str | os.PathLike[str]) -> BlockMask:
     if data[:4] == b"PK\x03\x04" or data[:6] == b"\x93NUMPY":
         return BlockMask.of(_array(path, data), path.name)
     try:
-        lines = [line.replace(",", " ").split() for line in data.removeprefix(BOM_UTF8).decode("ascii").splitlines()]
+        text = data.removeprefix(BOM_UTF8).decode("ascii")
     except UnicodeDecodeError:
         raise InputError(f"block_mask: {path}: {_HOW}") from None
     table: list[list[Any]] = []
-    for n, words in enumerate(lines, 1):
-        marks = "".join(words)
+    if len(text) > _MOST_TEXT:
+        raise InputError(f"block_mask: {path}: is larger than {_MOST_TEXT:,} bytes")
+    for n, line in enumerate(text.splitlines(), 1):
+        marks = "".join(line.replace(",", " ").split())
         if bad := set(marks) - {"0", "1"}:
             raise InputError(f"block_mask: {path}, line {n}: {sorted(bad)[0]!r}; 0 and 1 are allowed")
         if marks:
             table.append(list(map(int, marks)))
+        if len(table) > MOST_BLOCKS:
+            break  # which `of` says
     return BlockMask.of(table, path.name)
 
 

@@ -40,7 +40,7 @@ Confidence = Literal["datasheet", "measured", "inferred", "estimate"]
 Operand = Literal["sram", "registers", "either", "sram_or_tmem"]
 
 _MAX_FILE_BYTES = 1 << 20
-_MOST_PROBLEMS = 1000  # that are told of one file
+_MOST_PROBLEMS = 100  # that are told of one file
 _MEGA, _GIGA, _TERA = 10**6, 10**9, 10**12
 _KIB, _MIB, _GIB = 2**10, 2**20, 2**30
 

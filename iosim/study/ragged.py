@@ -451,9 +451,11 @@ def lengths_of(text: str) -> tuple[Lengths, ...]:
     out: list[Lengths] = []
     for number, line in lines:
         place = f"{where}, line {number}" if number else where
-        out += [_pair(place, item.strip()) for item in line.split(",") if item.strip() or not number]
+        if len(out) <= MOST_SEQUENCES:
+            items = line.split(",", MOST_SEQUENCES + 1)[: MOST_SEQUENCES + 1]
+            out += [_pair(place, item.strip()) for item in items if item.strip() or not number]
     if not 1 <= len(out) <= MOST_SEQUENCES:
-        raise InputError(f"{where}: {len(out)} sequences; 1 to {MOST_SEQUENCES} are allowed")
+        raise InputError(f"{where}: {'too many' if out else 'no'} sequences; 1 to {MOST_SEQUENCES} are allowed")
     return tuple(out)
 
 

@@ -13,6 +13,7 @@ import struct
 import zipfile
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from copy import deepcopy
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -141,7 +142,8 @@ def json_of(dice: Random, whole: bytes) -> bytes:
                 del owner[key]
             case 4:
                 other, name = dice.choice(places)
-                owner[key] = json.loads(json.dumps(other.get(name) if isinstance(other, dict) else other[:3]))
+                with suppress(RecursionError):
+                    owner[key] = deepcopy(other.get(name) if isinstance(other, dict) else other[:3])
             case _ if isinstance(owner, dict):
                 owner[dice.choice((*WORDS, *map(str, owner)))] = owner.pop(key)
     text = _dumped(made)

@@ -18,18 +18,15 @@ from iosim.cli.output import CheckError, Form, answer_options
 from iosim.errors import InputError
 
 RERUN = ("run", "check", "precision")  # commands whose --json has all that was asked for, and can be compared
-_WRITTEN = (
-    "plot",
-    "output",
-    "force",
-)  # options that name files to be written, which a stranger's result must not choose
+_WRITTEN = ("plot", "output", "force")  # options that write files, which a stranger's result must not choose
 
 
 @command()
 @click.argument("file", metavar="RESULT.json")
+@click.option("--trust", is_flag=True, help="Run the Python files too that the result names as dataflows.")
 @answer_options("iosim.diff/1", "value that differs")
 @click.pass_context
-def rerun(context: click.Context, form: Form, file: str) -> None:
+def rerun(context: click.Context, form: Form, file: str, trust: bool) -> None:
     """Run what a result was made by, and compare.
 
     RESULT.json is what run, check or precision has printed with --json.  What it asked for is run again with this
@@ -51,6 +48,8 @@ def rerun(context: click.Context, form: Form, file: str) -> None:
         raise InputError(f"{file}: {why}; results of {', '.join(RERUN)} can be run again")
     again = _command(context, name)
     arguments = list(_arguments(again, request, file))
+    if not trust and (code := next((a for a in arguments if _names_code(a)), None)):
+        raise InputError(f"{file}: request: {code} is code; --trust runs it")
     with TemporaryDirectory() as folder:
         made = os.path.join(folder, "now.json")
         with suppress(CheckError):  # a failed check is part of the result, and compared
@@ -64,6 +63,12 @@ def rerun(context: click.Context, form: Form, file: str) -> None:
     )
     if not found.same:
         raise CheckError(f"{file} is not what this iosim makes of it now")
+
+
+def _names_code(argument: str) -> bool:
+    """Whether an argument is a dataflow in a Python file."""
+    option, _, name = argument.partition("=")
+    return option == "--dataflow" and (name.endswith(".py") or "/" in name)
 
 
 def _command(context: click.Context, name: str) -> click.Command:
