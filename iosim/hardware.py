@@ -168,6 +168,7 @@ class _Rule:
 
 _Count = Annotated[Quantity, _Rule(least=1, most=10**6, whole=True)]
 _CountKnown = Annotated[Quantity, _Rule(least=1, most=10**6, whole=True, known=True)]
+_Partitions = Annotated[Quantity, _Rule(least=1, most=32, whole=True)]  # each is simulated, with a bit in a word
 _ZeroOrCount = Annotated[Quantity, _Rule(least=0, most=10**6, whole=True, known=True)]
 _Amount = Annotated[Quantity, _Rule()]
 _AmountKnown = Annotated[Quantity, _Rule(known=True)]
@@ -226,7 +227,7 @@ class _Hbm(_Table):
 class _Cache(_Table):
     name: Literal["l2", "l3"]
     capacity_mib: _Amount  # all partitions together
-    partitions: _Count
+    partitions: _Partitions
     private_partitions: StrictBool  # does a partition serve only its own share of the processors?
     bandwidth_gb_per_s: _Amount  # all partitions together
     shared_bandwidth_gb_per_s: _AmountKnown | None = None  # of reads that many processors make nearly in step

@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from tempfile import mkdtemp
+from tempfile import TemporaryFile, mkdtemp
 
 from iosim.cli.output import umask
 from iosim.errors import InputError, OutputError
@@ -35,8 +35,10 @@ def require_replaceable(path: str, index: str, schema: str, *, force: bool) -> N
     above = os.path.dirname(real)
     while not os.path.exists(above):
         above = os.path.dirname(above)
-    if not os.path.isdir(above) or not os.access(above, os.W_OK | os.X_OK):
-        raise OutputError(f"{OPTION}: {path}: {above} cannot be written to")
+    try:
+        TemporaryFile(dir=above).close()  # what a mode says is not what root, and a file system, may do
+    except OSError:
+        raise OutputError(f"{OPTION}: {path}: {above} cannot be written to") from None
 
 
 def _not_ours(real: str, index: str, schema: str) -> str:

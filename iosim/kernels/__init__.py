@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from iosim.dataflows import Dataflow, load_dataflow
+from iosim.dataflows import Dataflow, load_dataflow, names_code
 from iosim.dataflows.split_rules import cudnn_splits, flash1_splits, flash2_splits
 from iosim.errors import InputError, nearest, show
 from iosim.files import read_text, toml
@@ -311,7 +311,7 @@ def load_kernel(name: str) -> Kernel:
         where = ".".join(map(str, first["loc"])).replace("schema_", "schema")
         raise InputError(f"kernel: {path}: {where}: {first['msg']}") from None
     for name in (file.dataflow, file.split.dataflow if file.split else ""):
-        if name.endswith(".py") or "/" in name:
+        if names_code(name):
             raise InputError(f"{origin}: dataflow: {name!r} is a file; a kernel is data, and runs no code of others")
     for table in _settings(file):
         for key, value in table.items():

@@ -357,7 +357,7 @@ LINES = (
     ("check", *SHAPE),
     ("explain", *SHAPE),
     ("whatif", *SHAPE, "--vary", "stages=1,2"),
-    ("sensitivity", *SHAPE, "--vary", "stages=1,2"),
+    ("sensitivity", *SHAPE),
     ("tune", *SHAPE, "--block-q", "64", "--block-k", "64", "--stages", "1", "--groups", "1"),
     ("sweep", *SHAPE, "--vary", "stages=1,2", "--workers", "0", "--store", "a.db"),
     ("pareto", "no.db"),

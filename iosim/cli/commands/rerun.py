@@ -36,6 +36,7 @@ def rerun(context: click.Context, form: Form, file: str, trust: bool) -> None:
     Example: iosim run -n 1024 -d 64 --json -o result.json
              iosim rerun result.json
     """
+    from iosim.dataflows import names_code
     from iosim.report import diff as report
     from iosim.study.diff import diff, load
 
@@ -48,7 +49,7 @@ def rerun(context: click.Context, form: Form, file: str, trust: bool) -> None:
         raise InputError(f"{file}: {why}; results of {', '.join(RERUN)} can be run again")
     again = _command(context, name)
     arguments = list(_arguments(again, request, file))
-    if not trust and (code := next((a for a in arguments if _names_code(a)), None)):
+    if not trust and (code := next((a for a in arguments if names_code(a.partition("--dataflow=")[2])), None)):
         raise InputError(f"{file}: request: {code} is code; --trust runs it")
     with TemporaryDirectory() as folder:
         made = os.path.join(folder, "now.json")
@@ -63,12 +64,6 @@ def rerun(context: click.Context, form: Form, file: str, trust: bool) -> None:
     )
     if not found.same:
         raise CheckError(f"{file} is not what this iosim makes of it now")
-
-
-def _names_code(argument: str) -> bool:
-    """Whether an argument is a dataflow in a Python file."""
-    option, _, name = argument.partition("=")
-    return option == "--dataflow" and (name.endswith(".py") or "/" in name)
 
 
 def _command(context: click.Context, name: str) -> click.Command:

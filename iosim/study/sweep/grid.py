@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import iosim
+from iosim.dataflows import names_code
 from iosim.errors import InputError, nearest
 from iosim.files import read_text, toml
 from iosim.interpreters.timeline import FIDELITIES
@@ -223,12 +224,12 @@ def grid_of(
                 tuple(fidelities) or ("fair",))  # fmt: skip
 
 
-def read_grids(path: str) -> tuple[Grid, ...]:
+def read_grids(path: str, *, trust: bool = False) -> tuple[Grid, ...]:
     """The grids of a TOML file: one in each [[grid]] table.
 
     `dataflow`, `kernel`, `hw` and `fidelity` are names or lists of them; every other entry is a field of a problem, a
     schedule or (in quotes: "hw.sram.capacity_kib") a machine, with a value, a list, or a text as --vary takes it.
-    Raises InputError, which names the file.
+    A dataflow of a Python file is code, and taken with `trust` alone.  Raises InputError, which names the file.
     """
     document = toml(read_text(path, MOST_BYTES, "a sweep", "TOML"), path)
     if document.pop("schema", None) != SCHEMA:
@@ -240,7 +241,7 @@ def read_grids(path: str) -> tuple[Grid, ...]:
     grids = []
     for number, table in enumerate(tables, 1):
         try:
-            grids.append(_grid(table))
+            grids.append(_grid(table, trust=trust))
         except InputError as error:
             words = str(error).removeprefix("vary: ").replace("; --vary takes several", "")
             raise InputError(f"{path}: grid {number}: {words}") from None
@@ -249,8 +250,10 @@ def read_grids(path: str) -> tuple[Grid, ...]:
     return tuple(grids)
 
 
-def _grid(table: Mapping[str, Any]) -> Grid:
+def _grid(table: Mapping[str, Any], *, trust: bool) -> Grid:
     names = {name: _names(name, table[name]) for name in LISTS if name in table}
+    if not trust and (code := next(filter(names_code, names.get("dataflow", [])), None)):
+        raise InputError(f"dataflow: {code!r} is code; --trust runs it")
     sources = sources_of(names.get("dataflow", []), names.get("kernel", []))
     axes = axes_of([f"{name}={_text(name, value)}" for name, value in table.items() if name not in LISTS], sources)
     return grid_of(_base(axes), sources, names.get("hw", []), given={}, axes=axes, fidelities=names.get("fidelity", []))
