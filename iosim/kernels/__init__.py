@@ -176,6 +176,9 @@ class Kernel:
                 raise InputError(f"causal: kernel {self.name} has no tile for d {a.d} with {mask}{parts}")
             raise InputError(f"d: kernel {self.name} takes head dimensions up to {most}, not {a.d}")
         own = {**self.file.settings, **(tiles[0].model_extra or {}), "splits": splits, **given}
+        for name in ("block_q", "block_k"):
+            if name not in own:
+                raise InputError(f"kernel {self.name}: its tile for d {a.d} has no {name}")
         stages = own.get("stages", (1,))
         own["stages"] = (stages,) if isinstance(stages, int) else tuple(stages)
         for name in ("units", "descending", "separate"):

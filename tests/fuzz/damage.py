@@ -191,6 +191,15 @@ def csv_of(dice: Random, whole: bytes) -> bytes:
     return mark + (end.join(",".join(row) for row in rows) + end).encode("utf-8", "surrogatepass")
 
 
+def numbers_of(dice: Random, whole: bytes) -> bytes:
+    """Numbers below the header as nobody measures them."""
+    head, *rest = whole.decode().splitlines()
+    size = dice.choice((1, 1e-320, 1e-9, 1e-3, 1, 7, 1e6, 1e15, 1e18, 1e300))
+    found = list(re.finditer(r"(?<![\w.])[\d.]+(?![\w.])", rest[0]))
+    one = dice.choice(found)
+    return f"{head}\n{rest[0][: one.start()]}{size:g}{rest[0][one.end() :]}\n".encode()
+
+
 def lines_of(dice: Random, whole: bytes) -> bytes:
     """Lines of a text with other words in the places of some."""
     words = re.split(rb"([\s,:]+)", whole)

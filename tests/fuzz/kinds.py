@@ -238,6 +238,7 @@ NSIGHT = (
     b"ID,Kernel Name,gpu__time_duration.sum,dram__bytes_read.sum,launch__grid_size,launch__occupancy_limit_warps\n"
     b",,usecond,Mbyte,,block\n0,void flash_fwd_kernel<3>(),7.5,1.5,8,2\n1,nvjet_x,7.5,1.5,8,2\n"
 )
+CALL = b"impl,pass,batch,heads,n,d,causal,ms,peak_extra_bytes\nflash2,fwd,1,1,64,64,1,0.25,32768\n"
 TRACE = b'{"step": 0, "context": 4096, "new": 1}\n{"step": 0, "context": 17, "new": 64}\n{"step": 1, "context": 5}\n'
 
 
@@ -310,6 +311,11 @@ def read_calls(path: Path, dice: Random) -> None:
     rows = read_measurements(path, [nsight.shape_record("n=64,d=64")])
     if rows and dice.random() < 0.05:
         score(dice.choice(rows), load_hardware("h200-sxm"))
+
+
+def run_validate(path: Path, dice: Random) -> bool:
+    form = dice.choice(((), ("--json",), ("--csv",)))
+    return answered("validate", str(path), "--hw", "h200-sxm", *form).code == 0
 
 
 def read_config(path: Path, dice: Random) -> None:
@@ -441,6 +447,7 @@ KINDS = {kind.name: kind for kind in (
     Kind("npz", ".npz", archives, (damage.zip_of,), read_inputs),
     Kind("measurements", ".csv", measurements, (damage.csv_of,), read_calls),
     Kind("nsight", ".csv", lambda: [NSIGHT], (damage.csv_of,), read_calls),
+    Kind("validate", ".csv", lambda: [CALL], (damage.csv_of, damage.numbers_of), run_validate),
     Kind("config", ".json", configs, (damage.json_of,), read_config),
     Kind("trace", ".jsonl", lambda: [TRACE], (damage.json_lines_of,), lambda path, _: load_trace(str(path))),
     Kind("lengths", ".txt", lambda: [b"512, 4096\n1:777  # a comment\n16\n"], (damage.lines_of,),

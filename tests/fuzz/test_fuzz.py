@@ -22,10 +22,11 @@ from tests.fuzz.kinds import KINDS, LawError, attempt, lawful, limited
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
 
 # Tries of each kind: in a plain run, and beyond the gate.  Those that simulate cost the most.
-SHORT = {"options": 40, "rerun": 6, "machine": 12, "store": 15, "result": 25, "sweep": 60, "kernel": 100,
-         "profile": 100, "measurements": 60}  # fmt: skip
+SHORT = {"options": 40, "rerun": 6, "machine": 12, "validate": 12, "store": 15, "result": 25, "sweep": 60,
+         "kernel": 100, "profile": 100, "measurements": 60}  # fmt: skip
 OTHER = 150
-LONG = {"options": 5000, "rerun": 1500, "machine": 3000, "store": 2500, "index": 2000, "mask": 2000, "lengths": 2000}
+LONG = {"options": 5000, "rerun": 1500, "machine": 3000, "validate": 1500, "store": 2500, "index": 2000, "mask": 2000,
+        "lengths": 2000}  # fmt: skip
 OTHER_LONG = 8500
 FAR = 1_000_000  # numbers of the long run, which a plain run does not have
 BOMB_SECONDS, BOMB_BYTES = 20.0, 2**29

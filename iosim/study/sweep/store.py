@@ -102,8 +102,10 @@ class Store:
         self.path = path
         if not path:
             raise InputError("store: the file name is empty")
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise InputError(f"store: {path}: is no plain file")
         if not new and not os.path.isfile(path):
-            raise InputError(f"store: {path}: {'is no plain file' if os.path.exists(path) else 'no such file'}")
+            raise InputError(f"store: {path}: no such file")
         self.file = self._safely(lambda: sqlite3.connect(os.path.abspath(path), timeout=PATIENCE, isolation_level=None))
         try:
             self._safely(self._prepare)

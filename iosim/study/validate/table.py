@@ -16,6 +16,7 @@ from iosim.files import read_text
 from iosim.study.validate.names import COLUMNS, IGNORED
 
 MOST_BYTES = 2**24  # of a file
+LEAST, MOST = 1e-9, 1e18  # of a number that is not 0: ratios of such ones, and their powers, are still numbers
 MOST_COLUMNS = 4000  # Nsight Compute's own have some hundreds
 _LONGEST = 60  # characters of a cell that a message repeats
 
@@ -61,6 +62,8 @@ class Record:
         if not isfinite(number) or number < 0 or (number == 0 and not zero):
             allowed = "a number of at least 0" if zero else "a number over 0"
             raise self.error(column, f"{_short(text)} is not {allowed}")
+        if number and not LEAST <= number <= MOST:
+            raise self.error(column, f"{_short(text)} is out of range; {LEAST:g} to {MOST:g} is allowed")
         return number * unit
 
     def whole(self, column: str, *, zero: bool = True) -> int:
