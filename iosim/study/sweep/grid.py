@@ -280,7 +280,7 @@ def _names(name: str, value: Any) -> list[str]:
 
 def _text(name: str, value: Any) -> str:
     """A value of TOML as --vary takes it."""
-    if isinstance(value, list):
+    if isinstance(value, list) and not any(isinstance(one, list) for one in value):
         return ",".join(_text(name, one) for one in value)
     if isinstance(value, bool):
         return str(value).lower()
