@@ -15,7 +15,7 @@ from iosim.errors import InputError, OutputError
 from iosim.files import read_text
 
 OPTION = "--output"
-MOST_BYTES = 2**26  # of the index of a report
+MOST_BYTES = 2**24  # of the index of a report
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
 
 

@@ -208,7 +208,8 @@ class Store:
     def _stored(self, key: str, inputs: str, result: str | None, error: str | None) -> Stored:
         try:
             read, found = json.loads(inputs), None if result is None else json.loads(result)
-            if not _fits(read, INPUTS) or not _fits(found, None if error else RESULT) or not isinstance(error, Text):
+            wanted = None if result is None else RESULT
+            if not _fits(read, INPUTS) or not _fits(found, wanted) or not isinstance(error, Text):
                 raise ValueError
             return Stored(key, read, found, error)
         except (ValueError, TypeError, RecursionError):
