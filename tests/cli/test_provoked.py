@@ -26,7 +26,7 @@ import iosim as package
 from iosim.blockmask import load_block_mask
 from iosim.cli import cli, main
 from iosim.cli.folder import require_replaceable, write_directory
-from iosim.cli.output import require_writable
+from iosim.cli.output import progress, require_writable
 from iosim.errors import OutputError
 from iosim.hardware import load_hardware
 from iosim.kernels import load_kernel
@@ -309,6 +309,12 @@ def test_a_profile_tells_a_terminal_nothing_but_text(iosim: Iosim, tmp_path: Pat
         assert all(c.isprintable() or c == "\n" for c in answer.out), args
     shown = iosim("hw", "show", mine).out
     assert "[/x] [red]a :smile:" in shown
+
+
+def test_what_progress_names_is_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with progress() as note:
+        note("reading [/x] [red].db")  # rich would raise for a tag that is closed and was never open
 
 
 # ---------------------------------------------------------------- files of other systems
