@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections import Counter
@@ -15,6 +16,7 @@ from tests.fuzz.kinds import KINDS, LawError, attempt
 def main(name: str, first: int, count: int) -> None:
     """Print how many were tried, taken and refused, and how many faults there were, each place of one once."""
     iosim.cli.output.PATIENCE = 3600
+    out = os.fdopen(os.dup(1), "w")  # a command whose reader has gone lets this process's own output go
     kind, came, faults = KINDS[name], Counter[bool](), dict[str, list[str]]()
     kind.seeds()
     with TemporaryDirectory() as folder:
@@ -24,9 +26,10 @@ def main(name: str, first: int, count: int) -> None:
             except LawError as error:
                 faults.setdefault(_place(error), []).append(str(error))
     print(f"{name.replace(' ', '-')}: {count} tries, {came[True]} taken, {came[False]} refused, "
-          f"{sum(map(len, faults.values()))} faults")  # fmt: skip
+          f"{sum(map(len, faults.values()))} faults", file=out)  # fmt: skip
     for place, found in faults.items():
-        print(f"  {len(found)} at {place}: {found[0]}")
+        print(f"  {len(found)} at {place}: {found[0]}", file=out)
+    out.close()
 
 
 def _place(error: LawError) -> str:
