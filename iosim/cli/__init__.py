@@ -68,6 +68,10 @@ def main() -> None:
         fail(f"{where}: {' '.join(error.format_message().split())}", InputError.exit_code)
     except IosimError as error:
         fail(f"iosim: {error}", error.exit_code)
+    except RuntimeError as error:
+        if type(error).__name__ != "BrokenProcessPool":  # by name: its module takes long to import
+            raise
+        fail("iosim: a process that works for it died; it may need more memory than there is", IosimError.exit_code)
     except OSError as error:
         _silence()
         fail(f"iosim: output: {error.strerror}", OutputError.exit_code)

@@ -16,6 +16,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +226,19 @@ def test_the_signal_to_terminate_leaves_nothing_half_written(tmp_path: Path, com
     if command == "sweep":
         again = process("sweep", "--store", str(tmp_path / "a.db"), cwd=ROOT)
         assert (again.returncode, again.stderr) == (0, "")
+
+
+def test_a_worker_that_dies_is_said_in_a_line(iosim: Iosim, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the system ends one that takes all memory."""
+
+    def dying(*_: object, **__: object) -> None:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            pool.submit(os._exit, 9).result()
+
+    monkeypatch.setattr("iosim.study.run.compare", dying)
+    answer = iosim(*SMALL)
+    assert (answer.code, answer.out, answer.err.count("\n")) == (1, "", 1)
+    assert "a process that works for it died" in answer.err
 
 
 def test_a_clock_that_jumps_changes_no_duration(iosim: Iosim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
