@@ -8,17 +8,22 @@ from __future__ import annotations
 import io
 import os
 import zipfile
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 from iosim.errors import InputError
+from iosim.files import Bounded, read_bytes
 from iosim.index import cdiv
 
 MOST_BLOCKS = 1024  # on a side
 _MOST_BYTES = 2**24  # of a file, and of an array in it
+_MOST_TEXT = 2**22  # bytes of a mask as text: 1024 x 1024 marks with commas and blanks
+_CHUNK = 2**20  # that is unpacked at a time
 _HOW = "a block mask is a table of 0 and 1: text (a line for each row), or a 2-D array of a .npy or .npz file"
 
 
@@ -91,56 +96,62 @@ class BlockMask:
 def load_block_mask(file: str | os.PathLike[str]) -> BlockMask:
     """The mask of a file; raises InputError, with its name, for whatever is wrong."""
     path = Path(file)
-    try:
-        if not path.is_file():
-            raise InputError(f"block_mask: {path}: is not a file; {_HOW}")
-        if path.stat().st_size > _MOST_BYTES:
-            raise InputError(f"block_mask: {path}: is larger than {_MOST_BYTES:,} bytes")
-        data = path.read_bytes()
-    except InputError:
-        raise
-    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
-        raise InputError(f"block_mask: {str(file)!r}: cannot be read: {error!s:.100}") from None
+    data = read_bytes(path, _MOST_BYTES, "a block mask", "text, .npy or .npz", f"block_mask: {path}")
     if data[:4] == b"PK\x03\x04" or data[:6] == b"\x93NUMPY":
         return BlockMask.of(_array(path, data), path.name)
     try:
-        lines = [line.replace(",", " ").split() for line in data.decode("ascii").splitlines()]
+        text = data.removeprefix(BOM_UTF8).decode("ascii")
     except UnicodeDecodeError:
         raise InputError(f"block_mask: {path}: {_HOW}") from None
     table: list[list[Any]] = []
-    for n, words in enumerate(lines, 1):
-        marks = "".join(words)
+    if len(text) > _MOST_TEXT:
+        raise InputError(f"block_mask: {path}: is larger than {_MOST_TEXT:,} bytes")
+    for n, line in enumerate(text.splitlines(), 1):
+        marks = "".join(line.replace(",", " ").split())
         if bad := set(marks) - {"0", "1"}:
             raise InputError(f"block_mask: {path}, line {n}: {sorted(bad)[0]!r}; 0 and 1 are allowed")
         if marks:
             table.append(list(map(int, marks)))
+        if len(table) > MOST_BLOCKS:
+            break  # which `of` says
     return BlockMask.of(table, path.name)
 
 
 def _array(path: Path, data: bytes) -> Any:
     """The one 2-D array of a .npy or .npz file, as lists."""
-    import numpy as np
-
     try:
-        if data[:2] == b"PK":
-            with zipfile.ZipFile(io.BytesIO(data)) as archive:
-                names = archive.namelist()
-                if len(names) != 1:
-                    raise InputError(f"block_mask: {path}: has {len(names)} arrays; one is allowed")
-                if archive.getinfo(names[0]).file_size > _MOST_BYTES:
-                    raise InputError(f"block_mask: {path}: its array is larger than {_MOST_BYTES:,} bytes")
-                data = archive.read(names[0])
-        with io.BytesIO(data) as stream:
-            np.lib.format.read_magic(stream)
-            shape, _, kind = np.lib.format.read_array_header_1_0(stream)
-        if kind.kind not in "biuf":
-            raise InputError(f"block_mask: {path}: has {kind}; numbers or truth values are allowed")
-        if len(shape) != 2 or max(shape) > MOST_BLOCKS:
-            raise InputError(
-                f"block_mask: {path}: has the shape {shape}; two axes of 1 to {MOST_BLOCKS} blocks are allowed"
-            )
-        return np.load(io.BytesIO(data), allow_pickle=False).tolist()
+        with catch_warnings():
+            simplefilter("ignore")  # of a header that numpy reads with misgivings
+            return _array_of(path, _member(path, data) if data[:2] == b"PK" else data)
     except InputError:
         raise
     except Exception as error:  # numpy and zipfile raise many kinds
         raise InputError(f"block_mask: {path}: cannot be read: {error!s:.100}") from None
+
+
+def _member(path: Path, data: bytes) -> bytes:
+    """The one array of an archive, in npy format."""
+    with zipfile.ZipFile(Bounded(io.BytesIO(data))) as archive:
+        members = archive.infolist()
+        if len(members) != 1:
+            raise InputError(f"block_mask: {path}: has {len(members)} arrays; one is allowed")
+        if members[0].file_size > _MOST_BYTES:
+            raise InputError(f"block_mask: {path}: its array is larger than {_MOST_BYTES:,} bytes")
+        with archive.open(members[0]) as member:
+            return b"".join(iter(lambda: member.read(_CHUNK), b""))
+
+
+def _array_of(path: Path, data: bytes) -> Any:
+    import numpy as np
+
+    with io.BytesIO(data) as stream:
+        version = np.lib.format.read_magic(stream)
+        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, kind = header(stream)
+    if kind.kind not in "biuf":
+        raise InputError(f"block_mask: {path}: has {kind}; numbers or truth values are allowed")
+    if len(shape) != 2 or max(shape) > MOST_BLOCKS:
+        raise InputError(
+            f"block_mask: {path}: has the shape {shape}; two axes of 1 to {MOST_BLOCKS} blocks are allowed"
+        )
+    return np.load(io.BytesIO(data), allow_pickle=False).tolist()

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import ClassVar
 
+_SHOWN = 60  # characters of a value
 _LONGEST_WORD = 80  # difflib is quadratic: a pasted file must not hang a suggestion
 
 
@@ -16,7 +17,7 @@ class IosimError(ValueError):
     exit_code: ClassVar[int] = 1
 
     def __init__(self, message: str) -> None:
-        super().__init__(_one_line(message))
+        super().__init__(one_line(message))
 
 
 class InputError(IosimError):
@@ -31,6 +32,17 @@ class OutputError(IosimError):
     exit_code: ClassVar[int] = 3
 
 
+def show(value: object) -> str:
+    """A value as a message shows it: short, and also when Python refuses to print it."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+    except RecursionError:
+        return "something nested too deeply"
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
 def nearest(word: str, choices: Iterable[str]) -> str:
     """Return `" (did you mean 'x'?)"` for the choice most like `word`, or `""` when none is close.
 
@@ -41,6 +53,6 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     return f" (did you mean {by_folded[found[0]]!r}?)" if found else ""
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """Escape whatever would break the line or could not be printed (newlines, NUL, lone surrogates)."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

@@ -17,8 +17,6 @@ import hashlib
 import json
 import os
 import re
-import stat
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
@@ -31,7 +29,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, cast, get_args, g
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StringConstraints, ValidationError
 from pydantic_core import core_schema
 
-from iosim.errors import InputError, nearest
+from iosim.errors import InputError, nearest, show
+from iosim.files import read_text, toml
 from iosim.same import Same
 
 DEFAULT = "mp31"
@@ -43,6 +42,7 @@ Confidence = Literal["datasheet", "measured", "inferred", "estimate"]
 Operand = Literal["sram", "registers", "either", "sram_or_tmem"]
 
 _MAX_FILE_BYTES = 1 << 20
+_MOST_PROBLEMS = 100  # that are told of one file
 _MEGA, _GIGA, _TERA = 10**6, 10**9, 10**12
 _KIB, _MIB, _GIB = 2**10, 2**20, 2**30
 
@@ -86,32 +86,23 @@ class Quantity:
     unknown: str = ""
 
 
-def _show(value: object) -> str:
-    """A value as a message shows it: short, and also when Python refuses to print it."""
-    try:
-        text = repr(value)
-    except ValueError:
-        return "a number of thousands of digits"
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
 def _number_problem(key: str, value: object) -> str:
     """What is wrong with a bare number, or an empty string."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return f"{key} = {_show(value)} is not a number"
-    return "" if -inf < value < inf else f"{key} = {_show(value)} is not finite"
+        return f"{key} = {show(value)} is not a number"
+    return "" if -inf < value < inf else f"{key} = {show(value)} is not finite"
 
 
 def _text_problem(key: str, value: object) -> str:
     if isinstance(value, str) and value.strip():
         return ""
-    return f"{key} = {_show(value)} must be a text that is not empty"
+    return f"{key} = {show(value)} must be a text that is not empty"
 
 
 def _quantity_problem(raw: object) -> str:
     """The first thing wrong with the table of one number, or an empty string."""
     if not isinstance(raw, dict):
-        return f'{_show(raw)} must be a table {{ value = ..., source = "...", confidence = "..." }}'
+        return f'{show(raw)} must be a table {{ value = ..., source = "...", confidence = "..." }}'
     allowed = [member.name for member in fields(Quantity)]
     for key in raw:
         if key not in allowed:
@@ -120,7 +111,7 @@ def _quantity_problem(raw: object) -> str:
         return "unknown excludes every other key" if len(raw) > 1 else _text_problem("unknown", raw["unknown"])
     for key in ("value", "source", "confidence"):
         if key not in raw:
-            return f"{_show(raw)} has no {key}"
+            return f"{show(raw)} has no {key}"
     problem = _text_problem("source", raw["source"]) or _number_problem("value", raw["value"])
     return problem or _confidence_problem(raw["confidence"]) or _range_problem(raw)
 
@@ -129,19 +120,19 @@ def _confidence_problem(word: object) -> str:
     allowed = get_args(Confidence)
     if word in allowed:
         return ""
-    return f"confidence = {_show(word)} must be one of {', '.join(allowed)}{nearest(str(word), allowed)}"
+    return f"confidence = {show(word)} must be one of {', '.join(allowed)}{nearest(str(word), allowed)}"
 
 
 def _range_problem(raw: dict[str, Any]) -> str:
     ends = [key for key in ("low", "high") if key in raw]
     if len(ends) == 1 or (not ends and raw["confidence"] == "estimate"):
         lacking = " and ".join(key for key in ("low", "high") if key not in raw)
-        return f"value = {_show(raw['value'])} has no {lacking}; an estimate needs both, and so does any range"
+        return f"value = {show(raw['value'])} has no {lacking}; an estimate needs both, and so does any range"
     for key in ends:
         if problem := _number_problem(key, raw[key]):
             return problem
     if ends and not raw["low"] <= raw["value"] <= raw["high"]:
-        low, value, high = (_show(raw[key]) for key in ("low", "value", "high"))
+        low, value, high = (show(raw[key]) for key in ("low", "value", "high"))
         return f"value = {value} must lie between low = {low} and high = {high}"
     return ""
 
@@ -167,7 +158,7 @@ class _Rule:
         for key in ("value", "low", "high"):
             number = getattr(quantity, key)
             if number is not None and not self.allows(number):
-                raise ValueError(f"{key} = {_show(number)} must be {self.words()}")
+                raise ValueError(f"{key} = {show(number)} must be {self.words()}")
         return quantity
 
     def allows(self, number: int | float) -> bool:
@@ -179,6 +170,7 @@ class _Rule:
 
 _Count = Annotated[Quantity, _Rule(least=1, most=10**6, whole=True)]
 _CountKnown = Annotated[Quantity, _Rule(least=1, most=10**6, whole=True, known=True)]
+_Partitions = Annotated[Quantity, _Rule(least=1, most=32, whole=True)]  # each is simulated, with a bit in a word
 _ZeroOrCount = Annotated[Quantity, _Rule(least=0, most=10**6, whole=True, known=True)]
 _Amount = Annotated[Quantity, _Rule()]
 _AmountKnown = Annotated[Quantity, _Rule(known=True)]
@@ -241,7 +233,7 @@ class _Hbm(_Table):
 class _Cache(_Table):
     name: Literal["l2", "l3"]
     capacity_mib: _Amount  # all partitions together
-    partitions: _Count
+    partitions: _Partitions
     private_partitions: StrictBool  # does a partition serve only its own share of the processors?
     bandwidth_gb_per_s: _Amount  # all partitions together
     shared_bandwidth_gb_per_s: _AmountKnown | None = None  # of reads that many processors make nearly in step
@@ -739,13 +731,13 @@ def load_hardware(name_or_path: str | os.PathLike[str]) -> Hardware:
     Raises InputError when there is no such profile, or the file cannot be read or is not a valid profile.
     """
     path = _path(name_or_path)
-    return _build(_parse(_read(path), str(path)), str(path))
+    return _build(_parsed(path), str(path))
 
 
 def profile_data(name_or_path: str | os.PathLike[str]) -> dict[str, Any]:
     """What a profile's file holds, as TOML data; raises InputError as `load_hardware` does."""
     path = _path(name_or_path)
-    data = _parse(_read(path), str(path))
+    data = _parsed(path)
     _build(data, str(path))
     return data
 
@@ -763,7 +755,7 @@ def _path(name_or_path: str | os.PathLike[str]) -> Path:
     if name_or_path not in names:
         hint = nearest(name_or_path, names)
         raise InputError(
-            f"unknown machine {_show(name_or_path)}{hint}; shipped: {', '.join(names)}; "
+            f"unknown machine {show(name_or_path)}{hint}; shipped: {', '.join(names)}; "
             "or give a path that ends in .toml"
         )
     return _profile_directory() / f"{name_or_path}.toml"
@@ -782,35 +774,8 @@ def _looks_like_path(text: str) -> bool:
     return text.endswith(".toml") or "/" in text or os.sep in text
 
 
-def _read(path: Path) -> str:
-    try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            kind = "is a directory" if stat.S_ISDIR(status.st_mode) else "is not a regular file"
-            raise InputError(f"{path}: {kind}; a profile is a TOML file")
-        if status.st_size > _MAX_FILE_BYTES:
-            raise InputError(f"{path}: {status.st_size} bytes; a profile has at most {_MAX_FILE_BYTES}")
-        return path.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 at byte {error.start}; a profile is a TOML file") from None
-    except InputError:
-        raise
-    except ValueError as error:  # a path with a NUL byte
-        raise InputError(f"{path}: cannot be read: {error}") from None
-
-
-def _parse(text: str, origin: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except RecursionError:
-        raise InputError(f"{origin}: not valid TOML: nested too deeply") from None
-    except ValueError as error:  # TOMLDecodeError, and integers of more digits than Python converts
-        words = str(error).replace("Cannot overwrite a value", "this key is given twice")
-        where = re.search(r"at line (\d+)", words)
-        line = text.splitlines()[int(where[1]) - 1].strip() if where else ""
-        raise InputError(f"{origin}: not valid TOML: {words}{': ' + _show(line) if line else ''}") from None
+def _parsed(path: Path) -> dict[str, Any]:
+    return toml(read_text(path, _MAX_FILE_BYTES, "a profile", "TOML"), str(path))
 
 
 def settable() -> dict[str, type | tuple[str, ...]]:
@@ -866,7 +831,7 @@ def _by_level(data: dict[str, Any], origin: str) -> dict[str, Any]:
         name = level.get("name") if isinstance(level, dict) else None
         if name not in LEVELS:
             allowed = f"must be one of {', '.join(LEVELS)}{nearest(str(name), LEVELS)}"
-            raise InputError(f"{origin}: memory: name = {_show(name)} of level {position} {allowed}")
+            raise InputError(f"{origin}: memory: name = {show(name)} of level {position} {allowed}")
         if name in levels:
             raise InputError(f"{origin}: memory: level {name!r} is given twice")
         levels[name] = level
@@ -879,12 +844,12 @@ def _by_level(data: dict[str, Any], origin: str) -> dict[str, Any]:
 def _memory_list(levels: object, origin: str) -> list[Any]:
     if isinstance(levels, list):
         return levels
-    raise InputError(f"{origin}: memory: must be a list of [[memory]] tables, not {_show(levels)}")
+    raise InputError(f"{origin}: memory: must be a list of [[memory]] tables, not {show(levels)}")
 
 
 def _problems(error: ValidationError) -> list[str]:
     """One line a mistake; misspelt keys first, and without the key they stand for as missing."""
-    errors = error.errors(include_url=False)
+    errors = error.errors(include_url=False)[:_MOST_PROBLEMS]
     lines, explained = [], set()
     for e in errors:
         if e["type"] == "extra_forbidden":
@@ -900,7 +865,7 @@ def _problems(error: ValidationError) -> list[str]:
 
 def _problem(error: Any) -> str:
     """What pydantic says of one field, in our words."""
-    kind, value = error["type"], _show(error["input"])
+    kind, value = error["type"], show(error["input"])
     if kind == "value_error":
         return str(error["ctx"]["error"])
     if kind == "missing":
@@ -938,8 +903,8 @@ def _contradictions(profile: _Profile) -> Iterator[str]:
     reserved = _known(sram.reserved_per_block_bytes)
     if block + reserved > whole:
         yield (
-            f"sram.block_capacity_kib: value = {_show(sram.block_capacity_kib.value)} with {reserved} "
-            f"reserved bytes must be at most sram.capacity_kib = {_show(sram.capacity_kib.value)}"
+            f"sram.block_capacity_kib: value = {show(sram.block_capacity_kib.value)} with {reserved} "
+            f"reserved bytes must be at most sram.capacity_kib = {show(sram.capacity_kib.value)}"
         )
     threads, in_block = _scaled(processor.max_threads), _known(processor.max_threads_per_block)
     if threads is not None and in_block > threads:

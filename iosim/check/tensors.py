@@ -24,6 +24,7 @@ import numpy as np
 
 from iosim.check.host import available_memory
 from iosim.errors import InputError
+from iosim.files import Bounded
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -191,9 +192,9 @@ def _npz(path: Path, file: IO[bytes], wanted: Collection[str]) -> tuple[list[Sto
     return out, names
 
 
-def _archive(file: IO[bytes] | Path) -> zipfile.ZipFile:
+def _archive(file: IO[bytes]) -> zipfile.ZipFile:
     try:
-        return zipfile.ZipFile(file)
+        return zipfile.ZipFile(Bounded(file))
     except OSError:
         raise
     except Exception as error:  # zipfile names no family for what a bad file makes it raise
@@ -214,7 +215,7 @@ def _member(path: Path, name: str, info: zipfile.ZipInfo, archive: zipfile.ZipFi
                 f"--no-check leaves it unread"
             )
         try:
-            with _archive(path) as again:
+            with path.open("rb") as file, _archive(file) as again:
                 elements = np.empty(prod(header.shape), header.dtype)
                 if _read_member(name, info, again, elements.view(np.uint8).data) != header:
                     raise _WrongError(f"{name}: changed while it was read")

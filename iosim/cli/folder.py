@@ -8,12 +8,14 @@ import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from tempfile import mkdtemp
+from tempfile import TemporaryFile, mkdtemp
 
 from iosim.cli.output import umask
 from iosim.errors import InputError, OutputError
+from iosim.files import read_text
 
 OPTION = "--output"
+MOST_BYTES = 2**24  # of the index of a report
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
 
 
@@ -33,8 +35,10 @@ def require_replaceable(path: str, index: str, schema: str, *, force: bool) -> N
     above = os.path.dirname(real)
     while not os.path.exists(above):
         above = os.path.dirname(above)
-    if not os.path.isdir(above) or not os.access(above, os.W_OK | os.X_OK):
-        raise OutputError(f"{OPTION}: {path}: {above} cannot be written to")
+    try:
+        TemporaryFile(dir=above).close()  # what a mode says is not what root, and a file system, may do
+    except OSError:
+        raise OutputError(f"{OPTION}: {path}: {above} cannot be written to") from None
 
 
 def _not_ours(real: str, index: str, schema: str) -> str:
@@ -43,10 +47,9 @@ def _not_ours(real: str, index: str, schema: str) -> str:
     if not there:
         return ""
     try:
-        with open(os.path.join(real, index), encoding="utf-8") as file:
-            found = json.load(file)
+        found = json.loads(read_text(os.path.join(real, index), MOST_BYTES, "an index", "JSON"))
         ours = set(found["files"]) if found["schema"] == schema else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         ours = None
     if ours is None:
         return f"is not a report of iosim's (no {index} of one)"

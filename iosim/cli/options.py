@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from iosim.study.ragged import Cache
     from iosim.study.vary import Axis, Case
 
+MOST_DIGITS = 18  # of a whole number
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -36,14 +38,27 @@ def all_of(*options: Callable[[F], F]) -> Callable[[F], F]:
     return decorate
 
 
-def _stages(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+def whole(text: str) -> int | None:
+    """The whole number that a text is, or None; one of more than 18 digits is none that anything takes."""
+    return int(text) if text.strip().isdecimal() and len(text) <= MOST_DIGITS else None
+
+
+def wholes(text: str) -> tuple[int, ...] | None:
+    """Whole numbers with commas between, or None."""
+    found = [number for part in text.split(",") if (number := whole(part)) is not None]
+    return tuple(found) if len(found) == text.count(",") + 1 else None
+
+
+def stages_of(value: str) -> tuple[int, ...]:
     """One number of buffers, or one for K and one for V."""
-    if value is None:
-        return None
-    parts = value.split(",")
-    if len(parts) > 2 or not all(part.strip().isdecimal() for part in parts):
+    found = wholes(value)
+    if found is None or len(found) > 2:
         raise InputError(f"--stages: {value!r} is not a whole number or two of them, like 2 or 2,1")
-    return tuple(int(part) for part in parts)
+    return found
+
+
+def _stages(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    return None if value is None else stages_of(value)
 
 
 _OPERATIONS = (
@@ -382,10 +397,10 @@ def _iterations(_: click.Context, __: click.Parameter, value: str) -> tuple[int,
     """ "0..8" as (0, 8), "all" as (0, None)."""
     if value == "all":
         return 0, None
-    first, dots, last = value.partition("..")
-    if not dots or not first.strip().isdecimal() or not last.strip().isdecimal() or int(first) >= int(last):
+    first, last = (whole(end) for end in value.partition("..")[::2])
+    if first is None or last is None or first >= last:
         raise InputError(f"--iterations: {value!r} is not A..B with A below B, like 0..8, or all")
-    return int(first), int(last)
+    return first, last
 
 
 def window_of(options: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -12,13 +13,16 @@ from functools import wraps
 from itertools import chain
 from textwrap import wrap
 from threading import Timer
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import click
 
-from iosim.errors import InputError, IosimError, OutputError
+from iosim.errors import InputError, IosimError, OutputError, one_line
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 WIDTH = 80  # of a terminal
+_HARMLESS = {n: f"\\x{n:02x}" for n in (*range(32), *range(127, 160)) if chr(n) not in "\t\n"}  # that a terminal obeys
 PATIENCE = 10  # seconds after which a pipe is told what takes so long
 
 
@@ -46,9 +50,27 @@ class Form:
             write(csv() if self.as_csv and csv is not None else text(), self.output)
 
 
-output_option = click.option(
-    "--output", "-o", metavar="FILE", help="Write to this file instead of the terminal; - is the terminal."
+_FORCE = f"{__name__}.force"
+_MARKS = (
+    b'{\n "schema": "iosim.',
+    b'{"otherData": {"schema": "iosim.',
+    b"Software\0iosim",
+    b"<dc:title>iosim</dc:title>",
 )
+_HEAD = 4096  # bytes of a file in which its mark stands
+
+force_option = click.option(
+    "--force", is_flag=True, expose_value=False, help="Replace a file that may not be an answer of iosim's.",
+    callback=lambda context, _, value: context.meta.__setitem__(_FORCE, value),
+)  # fmt: skip
+
+
+def output_option(command: F) -> F:
+    """The options --output, given to the command as `output`, and --force, which `require_writable` heeds."""
+    option = click.option(
+        "--output", "-o", metavar="FILE", help="Write to this file instead of the terminal; - is the terminal."
+    )
+    return option(force_option(command))
 
 
 def answer_options(schema: str, row: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -80,9 +102,10 @@ def progress() -> Iterator[Callable[[str], None]]:
         yield lambda _: None
     elif sys.stderr.isatty():
         from rich.console import Console
+        from rich.text import Text
 
         with Console(stderr=True).status("starting") as status:
-            yield lambda text: status.update(text)
+            yield lambda text: status.update(Text(one_line(text)))  # a name may look like rich's markup
     else:
         doing = ["starting"]
         timer = Timer(PATIENCE, lambda: _still(doing[-1]))
@@ -100,7 +123,10 @@ def _still(doing: str) -> None:
 
 
 def require_writable(path: str | None, option: str = "--output") -> None:
-    """Raise before the work what writing would raise after it; leaves everything as it was."""
+    """Raise before the work what writing would raise after it, and, without --force, for a file that is not ours.
+
+    Ours are JSON answers and pictures, which bear a mark, and empty files.  Leaves everything as it was.
+    """
     if path is None or path == "-":
         if sys.stdout is None:
             raise OutputError("output: standard output is closed")
@@ -116,8 +142,21 @@ def require_writable(path: str | None, option: str = "--output") -> None:
         elif os.path.isdir(real) or not os.access(real, os.W_OK):
             code = errno.EISDIR if os.path.isdir(real) else errno.EACCES
             raise OSError(code, os.strerror(code))
+        if os.path.isfile(real) and not _is_forced() and not _is_ours(real):
+            raise OutputError(f"{option}: {path}: is there already, and no answer of iosim's; --force replaces it")
     except OSError as error:
         raise OutputError(f"{option}: {path}: {error.strerror}") from error
+
+
+def _is_forced() -> bool:
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(_FORCE))
+
+
+def _is_ours(path: str) -> bool:
+    with open(path, "rb") as file:
+        head = file.read(_HEAD)
+    return not head or any(mark in head for mark in _MARKS)
 
 
 def require_image(path: str) -> str:
@@ -134,13 +173,13 @@ def write(data: str | bytes, path: str | None, option: str = "--output") -> None
     if isinstance(data, str) and (path is None or path == "-"):
         if sys.stdout is None:
             raise OutputError("output: standard output is closed")
-        sys.stdout.write(data)
+        sys.stdout.write(data.translate(_HARMLESS))
         sys.stdout.flush()
         return
     if not path:
         raise InputError(f"{option}: the file name is empty")
     try:
-        _write_file(data.encode() if isinstance(data, str) else data, os.path.realpath(path))
+        _write_file(data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data, os.path.realpath(path))
     except OSError as error:
         raise OutputError(f"{option}: {path}: {error.strerror}") from error
 
@@ -170,6 +209,28 @@ def umask() -> int:
     return mask
 
 
+class Terminated(BaseException):
+    """The signal to terminate came; nothing but the command line catches it, and every `finally` is run."""
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Raises Terminated where the signal to terminate comes, in the main thread."""
+
+    def end(*_: object) -> NoReturn:
+        raise Terminated
+
+    try:
+        before = signal.signal(signal.SIGTERM, end)
+    except ValueError:  # not in the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 class Stop(SystemExit):
     """The end of the command line with an exit code of ours."""
 
@@ -184,7 +245,7 @@ def fail(message: str, code: int) -> NoReturn:
         if sys.stderr is not None:
             if sys.stderr.isatty():
                 message = "\n".join(chain.from_iterable(map(_wrapped, message.splitlines())))
-            print(message, file=sys.stderr, flush=True)
+            print("\n".join(map(one_line, message.splitlines())), file=sys.stderr, flush=True)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     raise Stop(code)

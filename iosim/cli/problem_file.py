@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from iosim.errors import InputError, nearest
+from iosim.files import read_text, toml
 
 F = TypeVar("F", bound=Callable[..., Any])
 SCHEMA = "iosim.problem/1"
@@ -46,18 +47,8 @@ def _read(context: click.Context, _: click.Parameter, path: str | None) -> None:
 
 def load_problem(path: str) -> dict[str, Any]:
     """The fields of a problem file, lists of lengths as one text.  Raises InputError with the file and the field."""
-    import tomllib
-
-    try:
-        with open(path, "rb") as file:
-            data = file.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
-            raise InputError(f"--problem: {path}: over {MOST_BYTES:,} bytes, which is no file of a problem")
-        document = tomllib.loads(data.decode("utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"--problem: {path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    origin = f"--problem: {path}"
+    document = toml(read_text(path, MOST_BYTES, "a problem", "TOML", origin), origin)
     if document.pop("schema", None) != SCHEMA:
         raise InputError(f'--problem: {path}: needs schema = "{SCHEMA}"')
     out = {}

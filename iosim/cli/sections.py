@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from iosim.cli.options import whole
 from iosim.cli.output import answer_options, progress, require_writable, write
 from iosim.errors import InputError
 
@@ -24,12 +26,12 @@ def lengths_of(context: click.Context, parameter: click.Parameter, value: str) -
     """Whole numbers with commas between, in rising order."""
     del context
     parts = [part.strip() for part in value.split(",")]
-    wrong = next((part for part in parts if not part.isdecimal()), None)
+    wrong = next((part for part in parts if whole(part) is None), None)
     option = next(name for name in parameter.opts if name.startswith("--"))
     if wrong is not None:
         raise InputError(f"{option}: {wrong!r} in {value!r} is not a whole number; like 512,2048,4096")
     numbers = [int(part) for part in parts]
-    if twice := next((n for n in numbers if numbers.count(n) > 1), None):
+    if twice := next((n for n, times in Counter(numbers).items() if times > 1), None):
         raise InputError(f"{option}: {twice} is given twice")
     return tuple(sorted(numbers))
 

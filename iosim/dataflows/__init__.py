@@ -171,12 +171,17 @@ def _entries() -> dict[str, str]:
     return {e.name: e.module for e in entry_points(group=GROUP)}
 
 
+def names_code(name: str) -> bool:
+    """Whether a dataflow's name is a Python file's, which loading it would run."""
+    return name.endswith(".py") or "/" in name
+
+
 def load_dataflow(name: str) -> Dataflow:
     """The dataflow called `name`, or the one in the Python file at that path.
 
     Raises InputError for an unknown name, with the nearest one, and for a file that does not define a dataflow.
     """
-    if name.endswith(".py") or "/" in name:
+    if names_code(name):
         stem = Path(name).stem.replace("-", "_")
         if not stem.isidentifier():
             raise InputError(f"dataflow: {name}: the file's name must be a Python name, as that of its function is")

@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from iosim.dataflows import Dataflow, load_dataflow
+from iosim.dataflows import Dataflow, load_dataflow, names_code
 from iosim.dataflows.split_rules import cudnn_splits, flash1_splits, flash2_splits
-from iosim.errors import InputError, nearest
+from iosim.errors import InputError, nearest, show
+from iosim.files import read_text, toml
 from iosim.index import cdiv
 from iosim.kernels.library import Code, Lengths, Product
 from iosim.memory.triton import compiled
@@ -43,7 +44,9 @@ if TYPE_CHECKING:
 LAST = "last"
 COPIED = 512  # elements that a block of a copy kernel takes
 SPLIT_RULES = {"flash1": flash1_splits, "flash2": flash2_splits, "cudnn": cudnn_splits}
-_FIELDS = tuple(f.name for f in fields(Schedule))
+MOST_BYTES = 2**18  # of a kernel's file
+LARGEST = 2**53  # number in it
+_FIELDS = {f.name: str(f.type) for f in fields(Schedule) if f.name != "orders"}  # and their kinds
 
 
 class _Table(BaseModel):
@@ -180,6 +183,9 @@ class Kernel:
                 raise InputError(f"causal: kernel {self.name} has no tile for d {a.d} with {mask}{parts}")
             raise InputError(f"d: kernel {self.name} takes head dimensions up to {most}, not {a.d}")
         own = {**self.file.settings, **(tiles[0].model_extra or {}), "splits": splits, **given}
+        for name in ("block_q", "block_k"):
+            if name not in own:
+                raise InputError(f"kernel {self.name}: its tile for d {a.d} has no {name}")
         stages = own.get("stages", (1,))
         own["stages"] = (stages,) if isinstance(stages, int) else tuple(stages)
         for name in ("units", "descending", "separate"):
@@ -310,10 +316,8 @@ def load_kernel(name: str) -> Kernel:
         path = Path(__file__).parent / f"{name}.toml"
         if name not in (names := kernel_names()):
             raise InputError(f"kernel: {name!r} is not one of {', '.join(names)}{nearest(name, names)}")
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InputError(f"kernel: {path}: {getattr(error, 'strerror', None) or error}") from None
+    origin = f"kernel: {path}"
+    data = toml(read_text(path, MOST_BYTES, "a kernel", "TOML", origin), origin)
     if isinstance(other := data.pop("like", None), str):
         data = _over(_like(path, other), data)
     data["schema_"] = data.pop("schema", None)
@@ -323,14 +327,48 @@ def load_kernel(name: str) -> Kernel:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])).replace("schema_", "schema")
         raise InputError(f"kernel: {path}: {where}: {first['msg']}") from None
-    named = [*file.settings, *(key for t in (*file.tile, *(file.split.tile if file.split else ())) for key in
-                               t.model_extra or {}),
-             *(key for part in file.kernels.values() for key in part.model_extra or {})]  # fmt: skip
-    for key in named:
-        if key not in _FIELDS or key == "orders":
-            known = [f for f in _FIELDS if f != "orders"]
-            raise InputError(f"kernel: {path}: {key!r} is no field of a schedule{nearest(key, known)}")
+    for name in (file.dataflow, file.split.dataflow if file.split else ""):
+        if names_code(name):
+            raise InputError(f"{origin}: dataflow: {name!r} is a file; a kernel is data, and runs no code of others")
+    for table in _settings(file):
+        for key, value in table.items():
+            if key not in _FIELDS:
+                raise InputError(f"{origin}: {key!r} is no field of a schedule{nearest(key, _FIELDS)}")
+            if not _is(_FIELDS[key], value):
+                raise InputError(f"{origin}: {key}: {show(value)} is no {_said(_FIELDS[key])}")
     return Kernel(file)
+
+
+def _settings(file: _File) -> list[Mapping[str, Any]]:
+    """The tables of a file that hold fields of a schedule."""
+    tiles = (*file.tile, *(file.split.tile if file.split else ()))
+    tables = [file.settings, *(part.model_extra or {} for part in (*tiles, *file.kernels.values()))]
+    kernels = [own for table in tables if isinstance(own := table.get("kernels"), dict)]
+    return [*tables, *(own for table in kernels for own in table.values() if isinstance(own, dict))]
+
+
+def _said(kind: str) -> str:
+    """A field's kind in words."""
+    for start, words in (("int", "whole number"), ("float", "number"), ("bool", "true or false"), ("str", "text"),
+                         ("tuple[int", "whole number or list of them"), ("tuple", "list of texts")):  # fmt: skip
+        if kind.startswith(start):
+            return words
+    inner = kind.partition(", ")[2]
+    return "table of tables" if inner.startswith("Map") else "table of " + ("texts" if inner[0] in "sP" else "numbers")
+
+
+def _is(kind: str, value: object) -> bool:
+    """Whether a value of TOML is of a kind, as the fields of a schedule name theirs."""
+    if kind.startswith("tuple["):
+        one = kind.removeprefix("tuple[").removesuffix(", ...]")
+        return all(_is(one, x) for x in value) if isinstance(value, list) else one == "int" and _is(one, value)
+    if kind.startswith("Mapping["):
+        inner = kind.partition(", ")[2].removesuffix("]")
+        return isinstance(value, dict) and all(_is(inner, x) for x in value.values())
+    if kind in ("bool", "str", "Place", "Any"):
+        return isinstance(value, {"bool": bool, "Any": object}.get(kind, str))
+    whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < LARGEST
+    return whole or (kind == "float" and isinstance(value, float) and abs(value) < LARGEST)
 
 
 def _like(path: Path, name: str) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from rich.markup import escape
 from rich.text import Text
 
 import iosim
@@ -63,7 +62,7 @@ def _summary(found: Difference) -> str:
 
 
 def _table(title: str, changes: list[Change]) -> str:
-    drawn = table(escape(title), "A", "B", "B/A", left=1)
+    drawn = table(title, "A", "B", "B/A", left=1)
     drawn.columns[0].no_wrap = True
     group = ""
     for change in changes:

@@ -25,7 +25,7 @@ def table(*columns: str, left: int = 1) -> Table:
 
 def draw(drawn: Table, width: int = WIDTH) -> str:
     """A table as text."""
-    console = Console(width=width, color_system=None, highlight=False)
+    console = Console(width=width, color_system=None, highlight=False, markup=False, emoji=False)
     with console.capture() as captured:
         console.print(drawn)
     return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"

@@ -71,8 +71,9 @@ def image(drawn: Figure, kind: str = "png", dpi: int = 120) -> bytes:
     from matplotlib import rc_context
 
     out = io.BytesIO()
+    made_by = {"Date": None, "Creator": "iosim"} if kind == "svg" else {"Software": "iosim"}
     with rc_context({"svg.hashsalt": "iosim", "svg.fonttype": "none"}):
-        drawn.savefig(out, format=kind, dpi=dpi, metadata={"Date": None} if kind == "svg" else {"Software": None})
+        drawn.savefig(out, format=kind, dpi=dpi, metadata=made_by)
     return _said(out.getvalue()) if kind == "svg" else out.getvalue()
 
 

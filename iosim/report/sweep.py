@@ -65,7 +65,7 @@ def _name(row: Stored) -> str:
 def _table(rows: Sequence[Stored]) -> str:
     inputs = [input_row(row) for row in rows]
     every = [name for name in dict.fromkeys(n for row in inputs for n in row) if name not in HASHES]
-    names = [name for name in every if len({r.get(name) for r in inputs}) > 1]
+    names = [name for name in every if len({_cell(r.get(name)) for r in inputs}) > 1]
     for name, same in (("n_k", "n_q"), ("d_v", "d"), ("kv_heads", "heads")):
         if name in names and all(row[name] == row[same] for row in inputs):
             names.remove(name)
@@ -115,11 +115,11 @@ def input_row(row: Stored) -> dict[str, Any]:
     i, given = row.inputs, {f"schedule_{name}": _plain(value) for name, value in row.inputs["schedule"].items()}
     machine = i["machine"]
     said = i["problem"]
-    problem = {f.name: said[f.name] for f in fields(Attention) if f.name in said}  # in their order
-    problem |= {name: said[name] for name in FIELDS if name in said}
+    problem = {f.name: _plain(said[f.name]) for f in fields(Attention) if f.name in said}  # in their order
+    problem |= {name: _plain(said[name]) for name in FIELDS if name in said}
     if "lengths" in said:
         problem["lengths"] = ",".join(f"{q}:{k}" for q, k in said["lengths"])
-    values = {f"hw.{name}": value for name, value in machine.get("values", {}).items()}
+    values = {f"hw.{name}": _plain(value) for name, value in machine.get("values", {}).items()}
     return {"hardware": machine["name"], "dataflow": i["dataflow"]["name"], **problem, **values,
             "fidelity": i.get("fidelity"), **given, "iosim": i.get("iosim"), "profile_hash": machine.get("hash"),
             "dataflow_hash": i["dataflow"].get("hash")}  # fmt: skip

@@ -103,8 +103,6 @@ def document(trace: Trace, request: Mapping[str, Any]) -> dict[str, Any]:
         begin += kernel.makespan_ps
     a = trace.run.problem
     return {
-        "traceEvents": writer.events,
-        "displayTimeUnit": "ns",
         "otherData": {
             "schema": SCHEMA,
             "iosim": iosim.__version__,
@@ -114,6 +112,8 @@ def document(trace: Trace, request: Mapping[str, Any]) -> dict[str, Any]:
             "hardware": trace.run.hardware.name,
             "notes": trace.notes(),
         },
+        "displayTimeUnit": "ns",
+        "traceEvents": writer.events,
     }
 
 

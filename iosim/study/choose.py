@@ -214,5 +214,6 @@ def _softmax_tile(a: Attention, hardware: Hardware, groups: int, size: int) -> d
     in_sram = int((1 - MARGIN) * hardware.sram.block_capacity_bytes) // size
     in_registers = threads * (hardware.max_registers_per_thread or 255) // 2
     cols = a.n_k if a.n_k <= min(in_sram, in_registers) else min(4096, in_sram, in_registers)
+    cols = max(1, cols)  # of a machine that has room for none, which is said of the tile
     rows = min(64, SOFTMAX_BYTES // (cols * size), in_registers // cols)
     return {"softmax_cols": cols, "softmax_rows": 1 << max(0, rows.bit_length() - 1)}

@@ -7,20 +7,21 @@ Entries of both are paired by what they are about (runs by machine and dataflow)
 from __future__ import annotations
 
 import json
-import os
-import stat
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import inf, isfinite
 from typing import Any, NoReturn, TypeAlias
 
 from iosim.errors import InputError
+from iosim.files import read_text
 
-MOST_BYTES = 64 * 2**20
+MOST_BYTES = 16 * 2**20
 MOST_ENTRIES = 100_000
 MOST_VALUES = 2_000_000  # of one document
 LARGEST = 2**63  # a number of a result; more is compared as text
 LONGEST = 60  # characters of a text that a message repeats
+LONGEST_NAME = 300  # characters of a value's dotted name
 
 Scalar: TypeAlias = str | int | float | bool | None
 
@@ -120,7 +121,8 @@ def diff(a: str, b: str) -> Difference:
 def load(path: str) -> dict[str, Any]:
     """A document of a schema that can be compared; raises InputError, which names the file."""
     try:
-        data = json.loads(_text(path), parse_constant=_not_finite, object_pairs_hook=_once)
+        text = read_text(path, MOST_BYTES, "a result", "JSON")
+        data = json.loads(text, parse_constant=_not_finite, object_pairs_hook=_once)
     except RecursionError:
         raise InputError(f"{path}: not valid JSON: nested too deeply") from None
     except InputError:
@@ -142,30 +144,9 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object; raises ValueError for a key that is there twice."""
     out = dict(pairs)
     if len(out) < len(pairs):
-        twice = next(key for n, (key, _) in enumerate(pairs) if key in dict(pairs[:n]))
+        twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
         raise ValueError(f"the key {first_words(twice)!r} is there twice")
     return out
-
-
-def _text(path: str) -> str:
-    try:
-        status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode):
-            raise InputError(f"{path}: is no plain file; a result of --json is wanted")
-        if status.st_size > MOST_BYTES:
-            raise InputError(f"{path}: {status.st_size:,} bytes; at most {MOST_BYTES:,} are read")
-        with open(path, "rb") as file:
-            data = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:  # a NUL in the name
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{path}: cannot be read: {error}") from None
-    try:
-        return data[:MOST_BYTES].decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 at byte {error.start}; a result of --json is wanted") from None
 
 
 def first_words(text: object, most: int = LONGEST) -> str:
@@ -274,6 +255,8 @@ def _flat(value: Any, path: str, name: str = "") -> Iterator[tuple[str, Scalar]]
         if not todo:
             return
         name, value = todo.pop()
+        if len(name) > LONGEST_NAME:
+            raise InputError(f"{path}: a value's name has over {LONGEST_NAME} characters: {first_words(name)}")
         dot = f"{name}." if name else ""
         if isinstance(value, dict):
             todo += [(dot + key, inside) for key, inside in reversed(value.items())]

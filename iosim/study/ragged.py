@@ -18,7 +18,6 @@ blocks of all of them are one grid (iosim/interpreters/shared_grid.py).  What is
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,6 +31,7 @@ from iosim.dataflows.split_rules import flash2_splits
 from iosim.dataflows.tiles import query_tiles_of, unpackable
 from iosim.dtypes import ALIASES, CACHED, dtype
 from iosim.errors import InputError, nearest
+from iosim.files import read_text
 from iosim.hardware import Hardware
 from iosim.index import cdiv
 from iosim.interpreters.ledger import Ledger, ledger
@@ -489,21 +489,21 @@ def lengths_of(text: str) -> tuple[Lengths, ...]:
     where, lines = "lengths", [(0, text)]
     if not set(text) <= set("0123456789:, "):
         try:
-            if os.path.getsize(text) > MOST_FILE_BYTES:
-                raise InputError(f"lengths: {text}: more than {MOST_FILE_BYTES} bytes")
-            with open(text, encoding="utf-8") as file:
-                lines = [(n, line.partition("#")[0]) for n, line in enumerate(file, start=1)]
-        except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or "not text"
+            content = read_text(text, MOST_FILE_BYTES, "one of lengths", "text", "it")
+        except InputError as error:
+            why = str(error).removeprefix("it: ").removeprefix("cannot be read: ")
             raise InputError(f"lengths: {text!r:.80} is neither like 512,4096,1:777 nor a file that can be read: "
                              f"{why}") from None  # fmt: skip
+        lines = [(n, line.partition("#")[0]) for n, line in enumerate(content.splitlines(), start=1)]
         where = f"lengths: {text}"
     out: list[Lengths] = []
     for number, line in lines:
         place = f"{where}, line {number}" if number else where
-        out += [_pair(place, item.strip()) for item in line.split(",") if item.strip() or not number]
+        if len(out) <= MOST_SEQUENCES:
+            items = line.split(",", MOST_SEQUENCES + 1)[: MOST_SEQUENCES + 1]
+            out += [_pair(place, item.strip()) for item in items if item.strip() or not number]
     if not 1 <= len(out) <= MOST_SEQUENCES:
-        raise InputError(f"{where}: {len(out)} sequences; 1 to {MOST_SEQUENCES} are allowed")
+        raise InputError(f"{where}: {'too many' if out else 'no'} sequences; 1 to {MOST_SEQUENCES} are allowed")
     return tuple(out)
 
 

@@ -20,7 +20,6 @@ import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -279,7 +278,7 @@ def lines_of(path: str, fields: Sequence[str] = ()) -> Iterator[tuple[str, dict[
         if status.st_size > MOST_BYTES:
             raise InputError(f"trace: {path}: {status.st_size} bytes; at most {MOST_BYTES} are allowed")
         with Path(path).open("rb") as file:
-            for n, line in enumerate(file, start=1):
+            for n, line in enumerate(iter(lambda: file.readline(MOST_LINE + 1), b""), start=1):
                 place = f"trace: {path}, line {n}"
                 if n > MOST_LINES:
                     raise InputError(f"{place}: more than {MOST_LINES} lines")
@@ -293,10 +292,12 @@ def lines_of(path: str, fields: Sequence[str] = ()) -> Iterator[tuple[str, dict[
 
 def _object(place: str, line: bytes, fields: Sequence[str]) -> dict[str, Any]:
     if len(line) > MOST_LINE:
-        raise InputError(f"{place}: {len(line)} bytes; a line has at most {MOST_LINE}")
+        raise InputError(f"{place}: a line has at most {MOST_LINE} bytes")
     try:
-        data = json.loads(line)
-    except (ValueError, RecursionError):
+        data = json.loads(line, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise InputError(f"{place}: {error}") from None
         raise InputError(f"{place}: is not JSON: {line[:60].decode(errors='replace').strip()}") from None
     if not isinstance(data, dict):
         raise InputError(f'{place}: is not a JSON object like {{"context": 4096, "new": 1}}')
@@ -314,13 +315,20 @@ def _request(place: str, data: Mapping[str, Any]) -> tuple[int, Request]:
     return step, Request(context, new)
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; raises InputError for a key that is there twice."""
+    if len(out := dict(pairs)) < len(pairs):
+        raise InputError("a key is there twice")
+    return out
+
+
 def number_of(place: str, data: Mapping[str, Any], name: str, low: float, high: float) -> float:
     """A number of a line; raises InputError for another value."""
     value = data[name]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
         raise InputError(f"{place}: {name}: {json.dumps(value):.40} is not a number")
     if not low <= value <= high:
-        raise InputError(f"{place}: {name}: {value:g} is out of range; {low:g} to {high:g} is allowed")
+        raise InputError(f"{place}: {name}: {json.dumps(value):.40} is out of range; {low:g} to {high:g} is allowed")
     return float(value)
 
 

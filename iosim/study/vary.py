@@ -199,7 +199,10 @@ def _range(text: str, kind: type, where: str) -> Iterator[int | float]:
     if low > high or amount <= (1 if by == "x" else 0) or (by == "x" and low <= 0):
         raise InputError(f"{where}: {text!r} goes nowhere: a range goes up, by a factor over 1 or a step over 0")
     for n in range(MOST_VALUES):
-        value = round(low * amount**n if by == "x" else low + amount * n, 9)
+        try:
+            value = round(low * amount**n if by == "x" else low + amount * n, 9)
+        except OverflowError:  # beyond any float
+            return
         if value > high:
             return
         yield round(value) if kind is int or value == int(value) else value

@@ -14,7 +14,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from iosim.study.diff import SHAPES, diff
+from iosim.study.diff import MOST_BYTES, SHAPES, diff
 from tests.conftest import Iosim
 
 SCHEMA = json.loads(files("iosim").joinpath("data/diff.schema.json").read_text())
@@ -180,8 +180,8 @@ def test_no_plain_file_and_no_text(iosim: Iosim, put: Put, result: dict[str, Any
     good = put("good.json", result)
     (tmp_path / "binary").write_bytes(b"\xff\xfe{}")
     for path, words in (
-        (str(tmp_path), "is no plain file"),
-        ("/dev/zero", "is no plain file"),
+        (str(tmp_path), "is a directory"),
+        ("/dev/zero", "is not a regular file"),
         (str(tmp_path / "no.json"), "cannot be read: No such file"),
         (str(tmp_path / "binary"), "not UTF-8 at byte 0"),
     ):
@@ -192,8 +192,8 @@ def test_no_plain_file_and_no_text(iosim: Iosim, put: Put, result: dict[str, Any
 
 def test_a_large_file_is_not_read(iosim: Iosim, tmp_path: Path) -> None:
     with open(tmp_path / "large.json", "wb") as file:
-        file.truncate(65 * 2**20)
-    assert "at most 67,108,864 are read" in iosim("diff", str(tmp_path / "large.json"), "x.json").err
+        file.truncate(MOST_BYTES + 1)
+    assert "16777217 bytes; a result has at most 16777216" in iosim("diff", str(tmp_path / "large.json"), "x.json").err
 
 
 def test_a_stranger_s_text_changes_no_terminal(iosim: Iosim, put: Put) -> None:

@@ -29,7 +29,11 @@ CASES = {
     "file is a directory": (("measure", "-o", "."), 3, "--output: .: Is a directory"),
     "section": (("measure", "-o", "c.csv", "--sections", "forwrd"), 2, "did you mean 'forward'?"),
     "both": (("measure", "-o", "c.csv", "--sections", "gqa", "--shapes", "s.csv"), 2, "--shapes: give one of them"),
-    "shapes": (("measure", "-o", "c.csv", "--shapes", "no.csv"), 2, "no.csv: No such file or directory"),
+    "shapes": (
+        ("measure", "-o", "c.csv", "--shapes", "no.csv"),
+        2,
+        "no.csv: cannot be read: No such file",
+    ),
 }
 
 

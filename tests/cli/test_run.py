@@ -197,7 +197,7 @@ def test_output_keeps_what_is_no_plain_file(iosim: Iosim, tmp_path: Path) -> Non
     link, target = tmp_path / "link", tmp_path / "target"
     target.write_text("old")
     link.symlink_to(target)
-    assert iosim(*SMALL, "--no-check", "-o", str(link)).code == 0
+    assert iosim(*SMALL, "--no-check", "-o", str(link), "--force").code == 0
     assert link.is_symlink()
     assert "flash2" in target.read_text()
     assert iosim(*SMALL, "--no-check", "-o", "/dev/null").code == 0

@@ -123,14 +123,14 @@ def test_plot(iosim: Iosim, calls: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
-        (("none.csv",), 2, "none.csv: No such file"),
+        (("none.csv",), 2, "none.csv: cannot be read: No such file"),
         (("--json", "--csv"), 2, "give one of them"),
         (("--shape", "n=64,d=64", "--shapes", "x.csv"), 2, "give one of them"),
         (("--plot", "x.svg"), 2, "--plot: 'x.svg' does not end with .png"),
         (("--plot", "no/such/x.png"), 3, "--plot: no/such/x.png: No such file"),
         (("--shape", "n=64,d=64"), 2, "--shape: changes nothing"),
         (("--hw", "h2000"), 2, "did you mean"),
-        (("--shapes", "none.csv"), 2, "none.csv: No such file"),
+        (("--shapes", "none.csv"), 2, "none.csv: cannot be read: No such file"),
     ],
 )
 def test_bad_options(iosim: Iosim, args: tuple[str, ...], code: int, words: str) -> None:

@@ -703,12 +703,12 @@ def test_paths_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def deny(_self: Path) -> bytes:
+    def deny(*_: object) -> bytes:
         raise PermissionError(13, "Permission denied")
 
     path = tmp_path / "my.toml"
     path.write_text("", "utf-8")
-    monkeypatch.setattr(Path, "read_bytes", deny)  # the tests may run as root, whom no mode keeps out
+    monkeypatch.setattr("builtins.open", deny)  # the tests may run as root, whom no mode keeps out
     assert refusal(path) == "cannot be read: Permission denied"
 
 
@@ -737,7 +737,7 @@ def test_profiles_are_found_in_a_checkout_and_in_a_wheel(tmp_path: Path) -> None
     for layout, profiles in (("checkout", "hw_profiles"), ("wheel", "iosim/hw_profiles")):
         root = tmp_path / layout
         (root / "iosim").mkdir(parents=True)
-        for module in ("hardware.py", "errors.py", "same.py"):
+        for module in ("hardware.py", "errors.py", "files.py", "same.py"):
             shutil.copy(package / module, root / "iosim")
         shutil.copytree(PROFILES, root / profiles)
         (root / "iosim" / "__init__.py").write_text("")

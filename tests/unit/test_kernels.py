@@ -98,7 +98,7 @@ def test_a_file_that_is_none_is_refused_in_one_line(tmp_path: Path) -> None:
         (head, "tile"),
         (head + "[[tile]]\nblok_q = 64\n", "'blok_q' is no field of a schedule .did you mean 'block_q'"),
         ("x = [", "mine.toml"),
-        (head + "[settings]\ncycles = 3\n[[tile]]\nblock_q = 64\nblock_k = 64\n", "cycles: 3 is not a table"),
+        (head + "[settings]\ncycles = 3\n[[tile]]\nblock_q = 64\nblock_k = 64\n", "cycles: 3 is no table"),
         (head + "[settings.cycles]\nmask = -1\n[[tile]]\nblock_q = 64\nblock_k = 64\n", "cycles of mask: -1 is not"),
         (
             head

@@ -138,7 +138,7 @@ def test_a_trace_has_steps_of_requests(tmp_path: Path) -> None:
         ({"context": 1.5}, "line 2: context: 1.5 is not a whole number"),
         ({"context": True}, "line 2: context: true is not a whole number"),
         ({"context": 1, "step": 1}, "line 3: step 0 goes on after step 1; lines of a step must stand together"),
-        ("x" * 5000, "line 2: 5001 bytes; a line has at most 4096"),
+        ("x" * 5000, "line 2: a line has at most 4096 bytes"),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, line: object, message: str) -> None:

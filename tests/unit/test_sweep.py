@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import os
 import sqlite3
 import sys
@@ -24,6 +25,10 @@ from iosim.study.sweep.feed import Feed
 from iosim.study.sweep.grid import axes_of, grid_of, read_grids, sources_of
 from iosim.study.vary import Case, Source
 
+RESULT = (
+    '{"schedule":{},"computes":"forward","makespan_ps":1,"dram_read_bytes":2,"dram_write_bytes":3,"sram_used_bytes":4,'
+    '"flops_convention":5}'
+)
 TILE = {"block_q": 64, "block_k": 64, "stages": (2,)}
 
 
@@ -209,24 +214,29 @@ def test_values_that_make_no_problem_are_errors_of_their_rows(store: Store) -> N
 
 def test_a_stored_result_gives_way_to_nothing_and_an_error_to_a_result(store: Store) -> None:
     (one,) = grid().configurations()
-    good, bad = Answer(one.key, one.inputs, "{}", None), Answer(one.key, one.inputs, None, "no")
-    for answers, kept in (([bad], "no"), ([good], None), ([bad], None), ([replace(good, result='{"a":1}')], None)):
+    good, bad = Answer(one.key, one.inputs, RESULT, None), Answer(one.key, one.inputs, None, "no")
+    for answers, kept in (
+        ([bad], "no"),
+        ([good], None),
+        ([bad], None),
+        ([replace(good, result=RESULT.replace("1", "9"))], None),
+    ):
         store.add(answers)
         (row,) = store.read()
         assert row.error == kept
-    assert row.result == {}
+    assert row.result == json.loads(RESULT)
 
 
 def test_answers_are_kept_all_or_none(store: Store) -> None:
     first, second = grid("n=64,128").configurations()
     with pytest.raises(InputError, match="CHECK constraint"):
-        store.add([Answer(first.key, first.inputs, "{}", None), Answer(second.key, second.inputs, None, None)])
+        store.add([Answer(first.key, first.inputs, RESULT, None), Answer(second.key, second.inputs, None, None)])
     assert list(store.read()) == []
 
 
 def test_a_full_disk_is_said_and_what_was_kept_stays(store: Store) -> None:
     first, second = grid("n=64,128").configurations()
-    store.add([Answer(first.key, first.inputs, "{}", None)])
+    store.add([Answer(first.key, first.inputs, RESULT, None)])
     (pages,) = store.file.execute("PRAGMA page_count").fetchone()
     store.file.execute(f"PRAGMA max_page_count = {pages}")  # SQLite's own stand-in for a full disk
     with pytest.raises(OutputError, match="database or disk is full"):
@@ -254,7 +264,7 @@ def test_a_file_that_is_no_store_is_refused_and_left_alone(tmp_path: Path) -> No
 
 
 def test_a_row_that_iosim_did_not_write_is_refused(store: Store) -> None:
-    store.add([Answer("k", '{"problem": 3}', "{}", None)])
+    store.add([Answer("k", '{"problem": 3}', RESULT, None)])
     with pytest.raises(InputError, match="row 'k' is not one of iosim's"):
         list(store.read())
 
@@ -263,7 +273,7 @@ def test_what_another_sweep_has_done_meanwhile_is_not_run(store: Store) -> None:
     todo = list(grid("n=64,128,256", **TILE).configurations())
     feed = Feed(todo, lambda keys: set(keys) - store.known(keys))
     other = todo[1]
-    store.add([Answer(other.key, other.inputs, "{}", None)])
+    store.add([Answer(other.key, other.inputs, RESULT, None)])
     taken = [c.key for batch in iter(feed.take, None) for c in batch.configurations]
     assert sorted(taken) == sorted(c.key for c in todo if c is not other)
     assert feed.elsewhere == 1
@@ -273,7 +283,7 @@ def test_what_another_sweep_has_done_meanwhile_is_not_run(store: Store) -> None:
 
 
 def test_batches_grow_to_half_a_second_of_work_and_shrink_at_the_end() -> None:
-    todo = [Configuration(str(n), "{}", None) for n in range(1000)]
+    todo = [Configuration(str(n), RESULT, None) for n in range(1000)]
     feed = Feed(todo, set)
     feed.workers = 4
     sizes = []

@@ -228,7 +228,7 @@ def test_a_damaged_file_is_read_or_refused_in_one_line(text: str, data: st.DataO
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     binary = tmp_path / "b.csv"
     binary.write_bytes(b"\xff\xfe\x00\x01")
-    for path, words in ((tmp_path / "none.csv", "No such file"), (tmp_path, "Is a directory"), (binary, "not UTF-8")):
+    for path, words in ((tmp_path / "none.csv", "No such file"), (tmp_path, "is a directory"), (binary, "not UTF-8")):
         with pytest.raises(InputError, match=words):
             read(path)
 

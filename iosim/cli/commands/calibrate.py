@@ -5,12 +5,13 @@ from __future__ import annotations
 import click
 
 from iosim.cli.group import command
-from iosim.cli.output import progress, require_writable, write
+from iosim.cli.output import force_option, progress, require_writable, write
 from iosim.errors import InputError
 
 
 @command()
 @click.option("--output", "-o", metavar="FILE.toml", required=True, help="Write the profile to this file.")
+@force_option
 @click.option("--name", help="Of the machine.  [default: the file's name]")
 def calibrate(output: str, name: str | None) -> None:
     """Measure your NVIDIA GPU, and write its profile.

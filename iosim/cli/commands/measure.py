@@ -5,12 +5,13 @@ from __future__ import annotations
 import click
 
 from iosim.cli.group import command
-from iosim.cli.output import CheckError, progress, require_writable, write
+from iosim.cli.output import CheckError, force_option, progress, require_writable, write
 from iosim.errors import InputError
 
 
 @command()
 @click.option("--output", "-o", metavar="FILE.csv", required=True, help="Write the times to this file.")
+@force_option
 @click.option(
     "--sections", metavar="NAME,...", help="Calls of these sections of iosim's own measurements.  [default: all]"
 )

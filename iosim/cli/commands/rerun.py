@@ -18,14 +18,15 @@ from iosim.cli.output import CheckError, Form, answer_options
 from iosim.errors import InputError
 
 RERUN = ("run", "check", "precision")  # commands whose --json has all that was asked for, and can be compared
-_WRITTEN = ("plot", "output")  # options that name files to be written, which a stranger's result must not choose
+_WRITTEN = ("plot", "output", "force")  # options that write files, which a stranger's result must not choose
 
 
 @command()
 @click.argument("file", metavar="RESULT.json")
+@click.option("--trust", is_flag=True, help="Run the Python files too that the result names as dataflows.")
 @answer_options("iosim.diff/1", "value that differs")
 @click.pass_context
-def rerun(context: click.Context, form: Form, file: str) -> None:
+def rerun(context: click.Context, form: Form, file: str, trust: bool) -> None:
     """Run what a result was made by, and compare.
 
     RESULT.json is what run, check or precision has printed with --json.  What it asked for is run again with this
@@ -35,6 +36,7 @@ def rerun(context: click.Context, form: Form, file: str) -> None:
     Example: iosim run -n 1024 -d 64 --json -o result.json
              iosim rerun result.json
     """
+    from iosim.dataflows import names_code
     from iosim.report import diff as report
     from iosim.study.diff import diff, load
 
@@ -47,6 +49,8 @@ def rerun(context: click.Context, form: Form, file: str) -> None:
         raise InputError(f"{file}: {why}; results of {', '.join(RERUN)} can be run again")
     again = _command(context, name)
     arguments = list(_arguments(again, request, file))
+    if not trust and (code := next((a for a in arguments if names_code(a.partition("--dataflow=")[2])), None)):
+        raise InputError(f"{file}: request: {code} is code; --trust runs it")
     with TemporaryDirectory() as folder:
         made = os.path.join(folder, "now.json")
         with suppress(CheckError):  # a failed check is part of the result, and compared

@@ -18,13 +18,14 @@ from iosim.cli.options import (
     schedule_of,
     schedule_options,
 )
-from iosim.cli.output import Form, answer_options, progress, require_writable, write
+from iosim.cli.output import Form, Terminated, answer_options, progress, require_writable, write
 from iosim.errors import InputError
 
 if TYPE_CHECKING:
     from iosim.study.sweep.grid import Grid
 
-_OWN = ("store", "export", "workers", "scheduler", "retry", "form", "as_json", "as_csv", "output", "file")
+_OWN = ("store", "export", "workers", "scheduler", "retry", "trust", "form", "as_json", "as_csv", "output", "force",
+        "file")  # fmt: skip
 
 
 @command()
@@ -47,6 +48,7 @@ _OWN = ("store", "export", "workers", "scheduler", "retry", "form", "as_json", "
 @click.option("--retry", is_flag=True, help="Run what has failed before once more.")
 @click.option("--workers", type=click.IntRange(0, 1024), help="Processes; 0: none but this.  [default: one a core]")
 @click.option("--scheduler", metavar="tcp://HOST:PORT", help="A Dask scheduler, whose workers run it instead.")
+@click.option("--trust", is_flag=True, help="Run the Python files too that FILE.toml names as dataflows.")
 @answer_options("iosim.sweep/1", "configuration")
 def sweep(form: Form, file: str | None, store: str, export: str | None, **options: Any) -> None:
     """Run a grid of configurations, and keep the results.
@@ -87,9 +89,11 @@ def sweep(form: Form, file: str | None, store: str, export: str | None, **option
                 with progress() as note:
                     did = study(grids, kept, workers=options["workers"], scheduler=options["scheduler"],
                                 retry=options["retry"], note=note)  # fmt: skip
-            except KeyboardInterrupt:
-                click.echo(f"\niosim: what is done is kept in {store}; the same command runs the rest", err=True)
-                raise click.Abort from None
+            except (KeyboardInterrupt, Terminated) as stop:
+                by_key = isinstance(stop, KeyboardInterrupt)
+                after = "\n" if by_key else ""  # the terminal's ^C
+                click.echo(f"{after}iosim: what is done is kept in {store}; the same command runs the rest", err=True)
+                raise (click.Abort if by_key else Terminated) from None
         rows = list(kept.read(None if did is None else did.keys))
     if export is not None and kind is not None:
         write(report.export(rows, kind), export, "--export")
@@ -108,7 +112,9 @@ def _grids(file: str | None, options: dict[str, Any]) -> tuple[Grid, ...]:
     if file is not None:
         if given:
             raise InputError(f"{given[0]}: stands in the file, where there is one; give one of them")
-        return read_grids(file)
+        return read_grids(file, trust=options["trust"])
+    if options["trust"]:
+        raise InputError("--trust: changes nothing without a file")
     if not given:
         for name in ("retry", "workers", "scheduler"):
             if options[name]:

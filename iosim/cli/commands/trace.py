@@ -8,13 +8,14 @@ import click
 
 from iosim.cli.group import command
 from iosim.cli.options import subject_of, subject_options, window_of, window_options
-from iosim.cli.output import progress, require_writable, write
+from iosim.cli.output import force_option, progress, require_writable, write
 
 
 @command("trace")
 @subject_options
 @window_options("0..40", "all")
 @click.option("--output", "-o", metavar="FILE", required=True, help="Write the trace to this file; - is the terminal.")
+@force_option
 def trace(output: str, **options: Any) -> None:
     """Write a run as a trace for Perfetto or chrome://tracing.
 

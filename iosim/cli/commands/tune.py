@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from iosim.cli.group import command
-from iosim.cli.options import batch_of, batch_options, problem_of, problem_options
+from iosim.cli.options import batch_of, batch_options, problem_of, problem_options, stages_of, wholes
 from iosim.cli.output import Form, answer_options, progress
 from iosim.errors import InputError, nearest
 
@@ -19,19 +19,14 @@ def _numbers(_: click.Context, parameter: click.Parameter, value: str | None) ->
     """Whole numbers with commas between."""
     if value is None:
         return None
-    parts = value.split(",")
-    if not all(part.strip().isdecimal() for part in parts):
+    if (found := wholes(value)) is None:
         raise InputError(f"{parameter.opts[0]}: {value!r} is not a list of whole numbers, like 64,128,256")
-    return tuple(map(int, parts))
+    return found
 
 
 def _stages(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
     """One number of buffers, or one for K and one for V, each time."""
-    for value in values:
-        parts = value.split(",")
-        if len(parts) > 2 or not all(part.strip().isdecimal() for part in parts):
-            raise InputError(f"--stages: {value!r} is not a whole number or two of them, like 2 or 2,1")
-    return tuple(tuple(map(int, value.split(","))) for value in values)
+    return tuple(map(stages_of, values))
 
 
 @command()

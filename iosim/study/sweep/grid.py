@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import iosim
+from iosim.dataflows import names_code
 from iosim.errors import InputError, nearest
+from iosim.files import read_text, toml
 from iosim.interpreters.timeline import FIDELITIES
 from iosim.problem import Attention
 from iosim.study.batch import LENGTHS_SAY, Batch
@@ -45,6 +47,7 @@ T = TypeVar("T")
 
 MOST = 1_000_000  # configurations of one sweep: what is held in memory
 MOST_BYTES = 2**20  # of a sweep's file
+LARGEST = 10**18  # number in it
 SCHEMA = "iosim.sweep/1"
 LISTS = ("dataflow", "kernel", "hw", "fidelity")
 
@@ -253,29 +256,14 @@ def grid_of(
                 tuple(fidelities) or ("fair",), batch)  # fmt: skip
 
 
-def read_grids(path: str) -> tuple[Grid, ...]:
+def read_grids(path: str, *, trust: bool = False) -> tuple[Grid, ...]:
     """The grids of a TOML file: one in each [[grid]] table.
 
     `dataflow`, `kernel`, `hw` and `fidelity` are names or lists of them; every other entry is a field of a problem, a
     schedule or (in quotes: "hw.sram.capacity_kib") a machine, with a value, a list, or a text as --vary takes it.
-    Raises InputError, which names the file.
+    A dataflow of a Python file is code, and taken with `trust` alone.  Raises InputError, which names the file.
     """
-    import tomllib
-
-    try:
-        with open(path, "rb") as file:
-            data = file.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
-            raise InputError(f"{path}: over {MOST_BYTES:,} bytes, which is no file of a sweep")
-        document = tomllib.loads(data.decode("utf-8-sig"))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 at byte {error.start}") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InputError(f"{path}: not valid TOML: {error or 'nested too deeply'}") from None
-    except ValueError as error:  # a NUL in the name, or integers of more digits than Python converts
-        raise InputError(str(error) if isinstance(error, InputError) else f"{path}: {error}") from None
+    document = toml(read_text(path, MOST_BYTES, "a sweep", "TOML"), path)
     if document.pop("schema", None) != SCHEMA:
         raise InputError(f'{path}: needs schema = "{SCHEMA}"')
     tables = document.pop("grid", None)
@@ -285,7 +273,7 @@ def read_grids(path: str) -> tuple[Grid, ...]:
     grids = []
     for number, table in enumerate(tables, 1):
         try:
-            grids.append(_grid(table))
+            grids.append(_grid(table, trust=trust))
         except InputError as error:
             words = str(error).removeprefix("vary: ").replace("; --vary takes several", "")
             raise InputError(f"{path}: grid {number}: {words}") from None
@@ -294,8 +282,10 @@ def read_grids(path: str) -> tuple[Grid, ...]:
     return tuple(grids)
 
 
-def _grid(table: Mapping[str, Any]) -> Grid:
+def _grid(table: Mapping[str, Any], *, trust: bool) -> Grid:
     names = {name: _names(name, table[name]) for name in LISTS if name in table}
+    if not trust and (code := next(filter(names_code, names.get("dataflow", [])), None)):
+        raise InputError(f"dataflow: {code!r} is code; --trust runs it")
     sources = sources_of(names.get("dataflow", []), names.get("kernel", []))
     rest = {name: value for name, value in table.items() if name not in (*LISTS, "lengths")}
     axes = axes_of([f"{name}={_text(name, value)}" for name, value in rest.items()], sources)
@@ -330,10 +320,10 @@ def _names(name: str, value: Any) -> list[str]:
 
 def _text(name: str, value: Any) -> str:
     """A value of TOML as --vary takes it."""
-    if isinstance(value, list):
+    if isinstance(value, list) and not any(isinstance(one, list) for one in value):
         return ",".join(_text(name, one) for one in value)
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, int | float | str):
+    if isinstance(value, str) or (isinstance(value, int | float) and abs(value) < LARGEST):
         return str(value)
     raise InputError(f"{name}: is not a value, a list of values or a text like 1024..65536:x2")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from iosim.errors import InputError, OutputError
 
@@ -24,6 +24,20 @@ T = TypeVar("T")
 KIND = 0x696F5377  # "ioSw", the file's application id
 PATIENCE = 60.0  # seconds that a writer waits for another one
 ASKED = 500  # keys in one question
+COLUMNS = "key, inputs, result, error"
+Text: TypeAlias = str | None
+# What is read of a row is of these kinds; there may be more.
+INPUTS: Mapping[str, Any] = {
+    "problem": {"n_q": int, "n_k": int, "d": int, "d_v": int, "batch": int, "heads": int, "kv_heads": int,
+                "dtype": str, "causal": bool, "window": int | None},
+    "machine": {"name": str, "values": dict}, "dataflow": {"name": str}, "schedule": dict,
+}  # fmt: skip
+RESULT: Mapping[str, Any] = {
+    "schedule": dict, "computes": Text, "makespan_ps": int | None, "dram_read_bytes": int, "dram_write_bytes": int,
+    "sram_used_bytes": int, "flops_convention": int | float | None,
+}  # fmt: skip
+LARGEST = 2.0**100  # of a number
+DEPTH = 12  # of containers in one another
 TABLE = """CREATE TABLE IF NOT EXISTS configuration (
     key TEXT PRIMARY KEY, inputs TEXT NOT NULL, result TEXT, error TEXT, CHECK ((result IS NULL) <> (error IS NULL)))"""
 
@@ -56,6 +70,24 @@ class Stored:
         return i["dataflow"]["name"], i["machine"]["name"], _ordered(i["problem"].get("n_q")), (*values,), self.key
 
 
+def _fits(found: Any, wanted: Any) -> bool:
+    """Whether JSON has the fields that are wanted, of their kinds, and nothing else that no iosim writes."""
+    if wanted is None:
+        return found is None
+    if not isinstance(wanted, dict):
+        return isinstance(found, wanted) and _plain(found)
+    known = isinstance(found, dict) and all(name in found and _fits(found[name], kind) for name, kind in wanted.items())
+    return known and _plain(found)
+
+
+def _plain(value: Any, depth: int = DEPTH) -> bool:
+    """Whether a value is made of numbers that any machine holds, and of texts, in containers of a few levels."""
+    if isinstance(value, dict | list):
+        inner = value.values() if isinstance(value, dict) else value
+        return depth > 0 and all(_plain(one, depth - 1) for one in inner)
+    return value is None or isinstance(value, str) or abs(value) < LARGEST
+
+
 def _ordered(value: Any) -> tuple[int, float, str]:
     return (0, value, "") if isinstance(value, int | float) else (1, 0, str(value))
 
@@ -70,8 +102,10 @@ class Store:
         self.path = path
         if not path:
             raise InputError("store: the file name is empty")
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise InputError(f"store: {path}: is no plain file")
         if not new and not os.path.isfile(path):
-            raise InputError(f"store: {path}: {'is no plain file' if os.path.exists(path) else 'no such file'}")
+            raise InputError(f"store: {path}: no such file")
         self.file = self._safely(lambda: sqlite3.connect(os.path.abspath(path), timeout=PATIENCE, isolation_level=None))
         try:
             self._safely(self._prepare)
@@ -86,7 +120,9 @@ class Store:
     def _prepare(self) -> None:
         (tables,) = self.file.execute("SELECT count(*) FROM sqlite_master").fetchone()  # first: others may make them
         (kind,) = self.file.execute("PRAGMA application_id").fetchone()
-        if kind != KIND and (kind or tables):
+        ours = "type = 'index' OR type = 'table' AND name = 'configuration'"  # no view or trigger, which would run
+        (foreign,) = self.file.execute(f"SELECT count(*) FROM sqlite_master WHERE NOT ({ours})").fetchone()  # noqa: S608
+        if (kind != KIND and (kind or tables)) or foreign:
             raise InputError(f"store: {self.path}: is a database, but not of iosim sweep")
         # In a power cut the last results may be lost, the file not; kill -9 loses nothing that was written.
         self.file.execute("PRAGMA synchronous = NORMAL")
@@ -160,24 +196,23 @@ class Store:
         Raises InputError for a row that iosim did not write.
         """
         if keys is None:
-            rows = self._safely(partial(self._rows, "SELECT * FROM configuration"))
+            rows = self._safely(partial(self._rows, f"SELECT {COLUMNS} FROM configuration"))  # noqa: S608 - ours
             yield from sorted((self._stored(*row) for row in rows), key=lambda row: row.order)
             return
         for start in range(0, len(keys), ASKED):
             part = keys[start : start + ASKED]
-            ask = f"SELECT * FROM configuration WHERE key IN ({','.join('?' * len(part))})"  # noqa: S608 - as above
+            ask = f"SELECT {COLUMNS} FROM configuration WHERE key IN ({','.join('?' * len(part))})"  # noqa: S608 - as above
             found = {row[0]: row for row in self._safely(partial(self._rows, ask, part))}
             yield from (self._stored(*found[key]) for key in part if key in found)
 
     def _stored(self, key: str, inputs: str, result: str | None, error: str | None) -> Stored:
         try:
-            read = json.loads(inputs)
-            problem, machine, dataflow = read["problem"], read["machine"], read["dataflow"]
-            known = all(isinstance(part, dict) for part in (problem, machine, dataflow, read["schedule"]))
-            if not known or not isinstance(machine["name"], str) or not isinstance(dataflow["name"], str):
+            read, found = json.loads(inputs), None if result is None else json.loads(result)
+            wanted = None if result is None else RESULT
+            if not _fits(read, INPUTS) or not _fits(found, wanted) or not isinstance(error, Text):
                 raise ValueError
-            return Stored(key, read, None if result is None else json.loads(result), error)
-        except (ValueError, TypeError, KeyError, RecursionError):
+            return Stored(key, read, found, error)
+        except (ValueError, TypeError, RecursionError):
             raise InputError(f"store: {self.path}: row {str(key)[:12]!r} is not one of iosim's") from None
 
 

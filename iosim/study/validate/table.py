@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import csv
+import io
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
 
 from iosim.errors import InputError, nearest
+from iosim.files import read_text
 from iosim.study.validate.names import COLUMNS, IGNORED
 
+MOST_BYTES = 2**24  # of a file
+LEAST, MOST = 1e-9, 1e18  # of a number that is not 0: ratios of such ones, and their powers, are still numbers
+MOST_COLUMNS = 4000  # Nsight Compute's own have some hundreds
 _LONGEST = 60  # characters of a cell that a message repeats
 
 
@@ -56,6 +62,8 @@ class Record:
         if not isfinite(number) or number < 0 or (number == 0 and not zero):
             allowed = "a number of at least 0" if zero else "a number over 0"
             raise self.error(column, f"{_short(text)} is not {allowed}")
+        if number and not LEAST <= number <= MOST:
+            raise self.error(column, f"{_short(text)} is out of range; {LEAST:g} to {MOST:g} is allowed")
         return number * unit
 
     def whole(self, column: str, *, zero: bool = True) -> int:
@@ -89,7 +97,7 @@ def records(path: Path) -> list[Record]:
 def canonical(header: Sequence[str], where: str) -> list[str]:
     """iosim's name of each column; raises InputError for one that is unknown, and for one that is there twice."""
     folded = [name.strip().casefold() for name in header]
-    if twice := next((name for name in folded if folded.count(name) > 1), None):
+    if twice := next((name for name, times in Counter(folded).items() if times > 1), None):
         raise InputError(f"{where}: column {twice!r} is there twice")
     found = {name: name for name in folded if name in IGNORED}
     for column, aliases in COLUMNS.items():
@@ -103,32 +111,32 @@ def canonical(header: Sequence[str], where: str) -> list[str]:
     return [found[name] for name in folded]
 
 
+def _require_width(where: str, cells: int, header: int) -> None:
+    """Raise InputError for a line that is not as wide as the header, and for a header that is too wide."""
+    if header:
+        raise InputError(f"{where}: {cells} cells; the header has {header}")
+    if cells > MOST_COLUMNS:
+        raise InputError(f"{where}: {cells} columns; at most {MOST_COLUMNS} are read")
+
+
 def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Line number and cells of each line that is not blank; the first is the header.
 
     What a profiler prints before its table (lines that open with "==") is skipped.
     """
+    lines = io.StringIO(read_text(path, MOST_BYTES, "a table of measurements", "CSV"), newline="")
+    # A skipped line leaves an empty one, so that the numbers hold.
+    reader = csv.reader(("\n" if line.startswith("==") else line for line in lines), strict=True)
+    width = 0
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            # A skipped line leaves an empty one, so that the numbers hold.
-            reader = csv.reader(("\n" if line.startswith("==") else line for line in file), strict=True)
-            width = 0
-            for cells in reader:
-                if not cells:
-                    continue
-                if width and len(cells) != width:
-                    raise InputError(f"{path.name}:{reader.line_num}: {len(cells)} cells; the header has {width}")
-                width = len(cells)
-                yield reader.line_num, [cell.strip() for cell in cells]
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 at byte {error.start}; a CSV file is needed") from None
+        for cells in reader:
+            if not cells:
+                continue
+            if len(cells) != width:
+                _require_width(f"{path.name}:{reader.line_num}", len(cells), width)
+            width = len(cells)
+            yield reader.line_num, [cell.strip() for cell in cells]
     except csv.Error as error:
         raise InputError(f"{path.name}:{reader.line_num}: not CSV: {error}") from None
-    except ValueError as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{path}: cannot be read: {error}") from None
     if not width:
         raise InputError(f"{path}: is empty")
