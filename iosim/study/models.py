@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from iosim.dtypes import dtype
+from iosim.dtypes import DATA, dtype
 from iosim.errors import InputError, nearest
 from iosim.problem import MAX_D, MAX_HEADS, MAX_N, Attention, require_int
 
@@ -495,7 +495,9 @@ def _dtype(c: _Config) -> str | None:
             try:
                 if not isinstance(value, str):
                     raise InputError(f"dtype: {_show(value)} is not a text")
-                return dtype(value.removeprefix("torch.")).name
+                if (found := dtype(value.removeprefix("torch.")).name) not in DATA:
+                    raise InputError(f"{value!r} is not one of {', '.join(DATA)}")
+                return found
             except InputError as error:
                 words = str(error).removeprefix("dtype: ")
                 raise InputError(f"config: {c.origin}: {path}{name}: {words}; --dtype takes another") from None

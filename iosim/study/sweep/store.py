@@ -28,10 +28,11 @@ COLUMNS = "key, inputs, result, error"
 Text: TypeAlias = str | None
 # What is read of a row is of these kinds; there may be more.
 INPUTS: Mapping[str, Any] = {
-    "problem": {"n_q": int, "n_k": int, "d": int, "d_v": int, "batch": int, "heads": int, "kv_heads": int,
-                "dtype": str, "causal": bool, "window": int | None},
+    "problem": {"d": int, "d_v": int, "heads": int, "kv_heads": int, "dtype": str, "causal": bool,
+                "window": int | None},
     "machine": {"name": str, "values": dict}, "dataflow": {"name": str}, "schedule": dict,
 }  # fmt: skip
+SIZES: Mapping[str, Any] = {"n_q": int, "n_k": int, "batch": int}  # of a problem that has no lengths
 RESULT: Mapping[str, Any] = {
     "schedule": dict, "computes": Text, "makespan_ps": int | None, "dram_read_bytes": int, "dram_write_bytes": int,
     "sram_used_bytes": int, "flops_convention": int | float | None,
@@ -78,6 +79,15 @@ def _fits(found: Any, wanted: Any) -> bool:
         return isinstance(found, wanted) and _plain(found)
     known = isinstance(found, dict) and all(name in found and _fits(found[name], kind) for name, kind in wanted.items())
     return known and _plain(found)
+
+
+def _sized(problem: Mapping[str, Any]) -> bool:
+    """Whether a problem has its sizes, or the lengths of sequences: pairs of whole numbers."""
+    if "lengths" not in problem:
+        return _fits(problem, SIZES)
+    lengths = problem["lengths"]
+    pairs = isinstance(lengths, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in lengths)
+    return pairs and all(isinstance(n, int) for pair in lengths for n in pair)
 
 
 def _plain(value: Any, depth: int = DEPTH) -> bool:
@@ -209,7 +219,12 @@ class Store:
         try:
             read, found = json.loads(inputs), None if result is None else json.loads(result)
             wanted = None if result is None else RESULT
-            if not _fits(read, INPUTS) or not _fits(found, wanted) or not isinstance(error, Text):
+            if (
+                not _fits(read, INPUTS)
+                or not _sized(read["problem"])
+                or not _fits(found, wanted)
+                or not isinstance(error, Text)
+            ):
                 raise ValueError
             return Stored(key, read, found, error)
         except (ValueError, TypeError, RecursionError):
