@@ -119,6 +119,11 @@ class Timeline:
         return self.makespan_ps / 1e12
 
     @property
+    def extrapolated(self) -> bool:
+        """Whether some kernel is, see KernelTime."""
+        return any(k.extrapolated for k in self.kernels)
+
+    @property
     def units(self) -> dict[str, UnitTime]:
         """Each unit over all kernels."""
         out = {}

@@ -179,6 +179,7 @@ def _time(r: Run) -> dict[str, Any]:
         "makespan_ps": r.timeline.makespan_ps,
         "fidelity": r.timeline.fidelity,
         "fidelity_spread_pct": spread_pct(r),
+        "extrapolated": r.timeline.extrapolated,
         "bound": r.timeline.bound,
         "tflops": r.tflops,
         "peak_share": r.peak_share,

@@ -382,6 +382,8 @@ def _time_words(runs: Sequence[Run]) -> str:
         text += f" {why} ({percent(stall[1])})"
     spreads = [f"{spread_pct(r)} % for {_name(r)}" for r in timed if spread_pct(r)]
     doubt = f" Simulating every processor (--fidelity chip) could differ by {', '.join(spreads)}." if spreads else ""
+    if any(r.timeline.extrapolated for r in timed if r.timeline is not None):
+        doubt += " Long loops whose state does not recur are taken to go on as they do after some iterations."
     return f"{text}.{doubt}"
 
 

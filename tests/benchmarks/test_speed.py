@@ -12,6 +12,9 @@ from collections.abc import Callable
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from iosim.dataflows import dataflow_names, load_dataflow
+from iosim.problem import Attention
+
 pytestmark = pytest.mark.benchmark
 
 REFERENCE = """
@@ -85,6 +88,19 @@ def test_a_million_tokens_and_a_thousand_heads_against_one_short_head(
     large, small = ("--n", "1048576", "--heads", "128", "--kv-heads", "8", "--batch", "8"), ("--n", "4096")
     what = f"processor time of {flow}, N = 1,048,576 and 1,024 heads / N = 4,096 and one head"
     side_by_side(benchmark, capsys, what, lambda: cpu(*job, *large), lambda: cpu(*job, *small), 1.5, runs=3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("flow", dataflow_names())
+def test_every_dataflow_at_a_million_tokens(flow: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Once each: at most 1.5 times the processor time of one short head, with a causal mask at most a second more."""
+    if refusal := load_dataflow(flow).refusal(Attention(n_q=4096, d=128)):
+        pytest.skip(refusal)
+    job = ("-m", "iosim", "run", "--d", "128", "--no-check", "--dataflow", flow)
+    large, small = ("--n", "1048576", "--heads", "128", "--kv-heads", "8", "--batch", "8"), ("--n", "4096")
+    base, plain, causal = (cpu(*job, *args) for args in (small, large, (*large, "--causal")))
+    report(f"processor time of {flow} at a million tokens: {plain / base:.2f}x", "1.5x", plain <= 1.5 * base, capsys)
+    report(f"its causal mask: {causal - base:+.2f} s", "+1 s", causal - base <= 1, capsys)
 
 
 HARD = """
