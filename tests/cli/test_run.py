@@ -257,6 +257,7 @@ def test_a_pipe_is_told_once_what_takes_long(iosim: Iosim, monkeypatch: pytest.M
     assert "flash2" in answer.out
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_the_hash_seed() -> None:
     outs = {
         process(*SMALL, "--json", "--causal", capture_output=True, env={**os.environ, "PYTHONHASHSEED": seed}).stdout

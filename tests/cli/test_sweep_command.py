@@ -83,6 +83,7 @@ def test_a_table_with_many_fields_says_them_in_words(iosim: Iosim, tmp_path: Pat
     assert max(map(len, answer.out.splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_a_store_of_sweeps_over_other_fields_is_sorted(iosim: Iosim, tmp_path: Path) -> None:
     path = str(tmp_path / "mixed.db")
     for more in ((), ("--vary", "stages=1,2"), ("--vary", "hw.exp.ops_per_clock=16")):

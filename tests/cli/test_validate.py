@@ -57,6 +57,7 @@ def test_where_the_papers_kernel_holds_less_than_the_program_that_runs(iosim: Io
         assert ("The program that iosim run --pass training takes always has it." in text) is said
 
 
+@pytest.mark.slow
 def test_json_follows_the_shipped_schema(iosim: Iosim, tmp_path: Path) -> None:
     shipped = (files("iosim") / "data" / "h200_attention.csv").read_text().splitlines()
     mine = tmp_path / "h200_some.csv"

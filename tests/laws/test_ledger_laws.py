@@ -333,7 +333,7 @@ def moves(draw: st.DrawFn, p: Builder, x: Tensor, y: Tensor, names: tuple[str, .
         p.store(y[Span(draw(starts(names)), rows)], out, add=True)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(programs())
 def test_the_ledger_of_any_program_is_what_a_walk_counts(program: Program) -> None:
     assert_agrees(program, no_gaps=False)

@@ -172,20 +172,20 @@ def test_no_kernel_is_faster_than_the_roofline_of_its_own_traffic_and_work(case:
 
 
 @given(cases(), st.sampled_from(BOTH))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=16, deadline=None)
 def test_blocks_move_what_the_ledger_counts(case: Case, how: Fidelity) -> None:
     counted = {(t, way): n for t, ways in case.ledger.by_tensor.items() for way, n in ways.items()}
     assert case.run(how).moved == counted
 
 
 @given(cases(), st.sampled_from(BOTH))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_a_run_can_be_repeated(case: Case, how: Fidelity) -> None:
     assert case.run(how) == case.run(how)
 
 
 @given(cases())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_both_fidelities_count_the_same_busy_time(case: Case) -> None:
     """The work of a class is counted by arithmetic in `fair` and by the events in `chip`."""
     for fair, chip in zip(case.run("fair").kernels, case.run("chip").kernels, strict=True):
@@ -200,12 +200,13 @@ def rates_up(hardware: Hardware, name: str, factor: float) -> Hardware:
 
 
 @given(cases())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_a_recorded_order_of_service_gives_the_same_run(case: Case) -> None:
     base = case.run(record=True)
     assert case.run(script=base.script).makespan_ps == base.makespan_ps
 
 
+@pytest.mark.slow
 @given(cases(), st.sampled_from(RATES + LATENCIES), st.sampled_from((1.01, 1.3, 2.0, 10.0)))
 @settings(max_examples=40, deadline=None)
 def test_in_a_recorded_order_no_rate_can_be_too_high(case: Case, name: str, factor: float) -> None:
@@ -269,7 +270,7 @@ def straight_walk(model: Model, env: dict[str, int]) -> list[object]:
 
 
 @given(cases())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=35, deadline=None)
 def test_blocks_of_a_class_do_the_same_in_every_iteration(case: Case) -> None:
     for kernel in case.program.kernels:
         flows = tuple(f for f in case.device.flows if f.flow.kernel == kernel.name)
@@ -347,7 +348,7 @@ def jumps_are_exact(case: Case) -> None:
 
 
 @given(long_cases())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_jumps_change_nothing(case: Case) -> None:
     jumps_are_exact(case)
 

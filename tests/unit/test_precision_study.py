@@ -23,6 +23,7 @@ def rmse(result: Precision, dataflow: str, dtype: str, accumulator: str = "fp32"
     return row.errors[inputs].rmse
 
 
+@pytest.mark.slow
 def test_table_3_of_flash_attention_3_within_a_factor_of_one_and_a_half() -> None:
     rows = precision(dataflows=("standard", "flash2", "flash3"), dtypes=("fp16", "fp8"), accumulators=("fp32",)).rows
     ratios = {(r.dataflow, r.dtype, r.scales, r.incoherent): r.ratio for r in rows if r.ratio is not None}

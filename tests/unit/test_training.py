@@ -104,7 +104,7 @@ def test_passes_that_do_not_fit_together_are_refused() -> None:
         joined(forward, forward)
 
 
-@pytest.mark.parametrize("fidelity", ["fair", "chip"])
+@pytest.mark.parametrize("fidelity", ["fair", pytest.param("chip", marks=pytest.mark.slow)])
 def test_a_step_is_the_sum_of_its_passes(fidelity: str) -> None:
     a = Attention(n_q=200, d=32, heads=4, kv_heads=2, causal=True)
     step = compare(a, computes="training", fidelity=fidelity)
@@ -160,6 +160,7 @@ def _scaled(write: object, a: Attention, s: Schedule) -> Program:
         Attention.scale = scale  # type: ignore[method-assign]
 
 
+@pytest.mark.slow
 def test_the_command_says_what_is_alive(iosim: Iosim) -> None:
     args = ("run", "-n", "1024", "-d", "64", "-b", "16", "-H", "8", "--pass", "training", "--no-check")
     text = " ".join(iosim(*args).out.split())

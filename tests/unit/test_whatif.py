@@ -100,6 +100,7 @@ def test_loads_take_their_latency_and_their_slowest_unit() -> None:
     assert of.load_ps == pytest.approx(3 * (slowest + latency), rel=0.02)
 
 
+@pytest.mark.slow
 def test_the_direction_and_size_of_measured_stages() -> None:
     """Triton's 256 x 64 tile with 8 warps at d = 64; all tiles are held in the goals of iosim validate."""
     rows = csv.DictReader((files("iosim") / "data" / "h200_triton_tiles.csv").read_text().splitlines())
