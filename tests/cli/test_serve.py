@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from tests.conftest import Iosim
-from tests.model_configs import CONFIGS
+from tests.model_configs import CONFIGS, written
 
 SCHEMA = json.loads(files("iosim").joinpath("data/report.schema.json").read_text())
 SHAPE = ("-d", "64", "-H", "4", "--kv-heads", "2")
@@ -61,6 +61,27 @@ def test_sequences_of_their_own_lengths(iosim: Iosim) -> None:
     packed, padded = found["tables"]["packed"]["rows"]
     assert (packed["query_rows"], packed["key_rows"]) == (128 + 300 + 2, 128 + 300 + 1400)
     assert (padded["query_rows"], padded["key_rows"]) == (4 * 300, 4 * 700)
+
+
+def test_lengths_with_the_shape_of_a_model(iosim: Iosim, tmp_path: Path) -> None:
+    """A model's file stands for the options that it gives, its window too where a sequence is longer; in decode too."""
+    config = written(tmp_path, "mistral-7b", num_attention_heads=4, num_key_value_heads=2, head_dim=64,
+                     sliding_window=256, num_hidden_layers=3)  # fmt: skip
+    rest = ("--lengths", "40,1:300,3:500", "--no-check", "--json")
+    plain = json.loads(iosim("run", *SHAPE, "--dtype", "bf16", "--causal", "--window", "256", *rest).out)
+    for phase in ("prefill", "decode"):
+        made = iosim("run", "--config", config, "--phase", phase, *rest)
+        assert (made.code, f"3 sliding-window (256) layers; {phase} of sequences" in made.err) == (0, True)
+        found = json.loads(made.out)
+        assert (found["tables"], found["subject"]) == (plain["tables"], plain["subject"])
+        assert (found["request"]["heads"], found["request"]["phase"]) == (4, phase)
+    varied = iosim("whatif", "--config", config, "--lengths", "40,1:200", "--vary", "block_k=32", "--json")
+    problem = json.loads(varied.out)["problem"]
+    assert (problem["heads"], problem["window"], problem["lengths"]) == (4, None, [[40, 40], [1, 200]])
+    latent = written(tmp_path, "deepseek-v3")
+    for phase, words in (("training", "--phase: training is not taken with"), ("decode", "--phase: decode from a")):
+        refused = iosim("run", "--config", latent, "--phase", phase, "--lengths", "1:64")
+        assert (refused.code, refused.out, words in refused.err) == (2, "", True)
 
 
 @pytest.fixture
