@@ -248,6 +248,15 @@ def one_layer(case: ModelCase, tokens: str = "") -> Attention:
     return problem
 
 
+def layer_at(lengths: Sequence[int], options: dict[str, Any]) -> Attention | None:
+    """One layer of the model of --config in the prefill of as many tokens as the longest of `lengths`; None without.
+
+    `options` may lack those of `problem_options` that the command does not have.
+    """
+    case = model_of({**dict.fromkeys((*_PROBLEM, "phase")), **options, "n_q": max(lengths)})
+    return None if case is None else one_layer(case, f"{', '.join(f'{n:,}' for n in lengths)} tokens")
+
+
 def layer_of_lengths(case: ModelCase) -> Attention:
     """What sequences of any lengths have in common in a layer of a model; the last query of each sees all keys."""
     from dataclasses import replace

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from iosim.cli.options import whole
+from iosim.cli.options import layer_at, whole
 from iosim.cli.output import answer_options, progress, require_writable, write
+from iosim.cli.problem_file import problem_file_option
 from iosim.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 KINDS = (".png", ".svg")
 _SHAPE = ("d", "batch", "heads", "kv_heads", "dtype", "causal")
+_MODEL = ("config", "layers")
 
 
 def lengths_of(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
@@ -50,14 +52,25 @@ def shape_options(n: str, heads: int) -> Callable[[Callable[..., Any]], Callable
         @click.option("--kv-heads", type=int, help="Key/value heads (GQA, MQA).  [default: --heads]")
         @click.option("--dtype", default="fp16", show_default=True, help="fp16, bf16, fp32 or fp8 (e4m3) data.")
         @click.option("--causal", is_flag=True, help="Mask keys after the query.")
+        @click.option("--config", metavar="FILE.json", help="A model's config.json: the shape of one of its layers.")
+        @click.option("--layers", help="With --config: full, sliding or all layers.  [default: all]")
+        @problem_file_option
         @wraps(command)
         def with_shape(n_q: tuple[int, ...], **options: Any) -> Any:
-            shape = {name: value for name in _SHAPE if (value := options.pop(name)) is not None}
-            return command(lengths=n_q, shape=shape, **options)
+            own = {name: options.pop(name) for name in (*_SHAPE, *_MODEL)}
+            return command(lengths=n_q, shape=_shape_of(n_q, own), **options)
 
         return with_shape
 
     return decorate
+
+
+def _shape_of(lengths: tuple[int, ...], options: dict[str, Any]) -> dict[str, Any]:
+    """Fields of Attention but the lengths: those of the options, or of one layer of the model that they name."""
+    layer = layer_at(lengths, options)
+    if layer is None:
+        return {name: value for name in _SHAPE if (value := options[name]) is not None}
+    return {name: value for name in (*_SHAPE, "d_v", "window") if (value := getattr(layer, name)) is not None}
 
 
 def machines_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,7 +105,9 @@ def asked(
             raise InputError(f"dataflow: {name} computes {computes}; reports compare dataflows that compute O")
         if names.count(name) > 1:
             raise InputError(f"dataflow: {name} is given twice")
-    request = {"n": list(lengths), **shape, "hw": [m.name for m in machines]}
+    given = click.get_current_context().params
+    model = {name: value for name in _MODEL if (value := given.get(name)) is not None}
+    request = {**model, "n": list(lengths), **shape, "hw": [m.name for m in machines]}
     return machines, names, request | ({"dataflow": list(dataflow)} if dataflow else {})
 
 
