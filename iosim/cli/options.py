@@ -248,13 +248,17 @@ def one_layer(case: ModelCase, tokens: str = "") -> Attention:
     return problem
 
 
-def layer_at(lengths: Sequence[int], options: dict[str, Any]) -> Attention | None:
+def layer_at(lengths: Sequence[int], options: dict[str, Any], batch: Batch | None = None) -> Attention | None:
     """One layer of the model of --config in the prefill of as many tokens as the longest of `lengths`; None without.
 
-    `options` may lack those of `problem_options` that the command does not have.
+    Of a `batch` it is what its sequences have in common.  `options` may lack those of `problem_options` that the
+    command does not have.
     """
-    case = model_of({**dict.fromkeys((*_PROBLEM, "phase")), **options, "n_q": max(lengths)})
-    return None if case is None else one_layer(case, f"{', '.join(f'{n:,}' for n in lengths)} tokens")
+    longest = max(lengths) if batch is None else max(map(max, batch.sequences))
+    case = model_of({**dict.fromkeys((*_PROBLEM, "phase")), **options, "n_q": longest})
+    if case is None or batch is not None:
+        return None if case is None else layer_of_lengths(case)
+    return one_layer(case, f"{', '.join(f'{n:,}' for n in lengths)} tokens")
 
 
 def layer_of_lengths(case: ModelCase) -> Attention:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from iosim.cli.options import layer_at, whole
+from iosim.cli.options import batch_of, batch_options, layer_at, whole
 from iosim.cli.output import answer_options, progress, require_writable, write
 from iosim.cli.problem_file import problem_file_option
 from iosim.errors import InputError
@@ -17,6 +17,8 @@ from iosim.errors import InputError
 if TYPE_CHECKING:
     from iosim.hardware import Hardware
     from iosim.report.sections import Section
+    from iosim.study.batch import Batch
+    from iosim.study.packed import Packed
     from iosim.study.run import Note
 
 KINDS = (".png", ".svg")
@@ -38,8 +40,11 @@ def lengths_of(context: click.Context, parameter: click.Parameter, value: str) -
     return tuple(sorted(numbers))
 
 
-def shape_options(n: str, heads: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The options of a problem at several lengths, given to the command as `lengths` and `shape`."""
+def shape_options(n: str, heads: int, *, batches: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The options of a problem at several lengths, given to the command as `lengths` and `shape`.
+
+    With `batches` there are those of a Batch too, given as `batch`; None where --lengths is not.
+    """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @click.option(
@@ -57,17 +62,24 @@ def shape_options(n: str, heads: int) -> Callable[[Callable[..., Any]], Callable
         @problem_file_option
         @wraps(command)
         def with_shape(n_q: tuple[int, ...], **options: Any) -> Any:
-            own = {name: options.pop(name) for name in (*_SHAPE, *_MODEL)}
-            return command(lengths=n_q, shape=_shape_of(n_q, own), **options)
+            batch = None
+            if batches:
+                from iosim.study.batch import FIELDS
 
-        return with_shape
+                batch = batch_of({"n_q": n_q, **options})
+                options = {name: value for name, value in options.items() if name not in ("lengths", *FIELDS)}
+            own = {name: options.pop(name) for name in (*_SHAPE, *_MODEL)}
+            options |= {"batch": batch} if batches else {}
+            return command(lengths=n_q, shape=_shape_of(n_q, own, batch), **options)
+
+        return batch_options(with_shape) if batches else with_shape
 
     return decorate
 
 
-def _shape_of(lengths: tuple[int, ...], options: dict[str, Any]) -> dict[str, Any]:
+def _shape_of(lengths: tuple[int, ...], options: dict[str, Any], batch: Batch | None) -> dict[str, Any]:
     """Fields of Attention but the lengths: those of the options, or of one layer of the model that they name."""
-    layer = layer_at(lengths, options)
+    layer = layer_at(lengths, options, batch)
     if layer is None:
         return {name: value for name in _SHAPE if (value := options[name]) is not None}
     return {name: value for name in (*_SHAPE, "d_v", "window") if (value := getattr(layer, name)) is not None}
@@ -107,8 +119,19 @@ def asked(
             raise InputError(f"dataflow: {name} is given twice")
     given = click.get_current_context().params
     model = {name: value for name in _MODEL if (value := given.get(name)) is not None}
-    request = {**model, "n": list(lengths), **shape, "hw": [m.name for m in machines]}
+    request = {**model, **({"n": list(lengths)} if lengths else {}), **shape, "hw": [m.name for m in machines]}
     return machines, names, request | ({"dataflow": list(dataflow)} if dataflow else {})
+
+
+def packed_of(
+    batch: Batch, shape: Mapping[str, Any], dataflow: tuple[str, ...], hw: tuple[str, ...], note: Note
+) -> tuple[list[Packed], dict[str, Any]]:
+    """A batch on the machines by the dataflows (by default mp31, and all that run lengths), and what was asked for."""
+    from iosim.study.packed import packed
+    from iosim.study.ragged import DATAFLOWS
+
+    machines, names, request = asked((), shape, dataflow or DATAFLOWS, hw)
+    return list(packed(batch, shape, machines, names, note)), {**request, **batch.as_dict(), "dataflow": names}
 
 
 def section_options(command: Callable[..., Any]) -> Callable[..., Any]:

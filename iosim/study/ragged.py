@@ -469,8 +469,7 @@ def ragged(
             orders[order, persistent] = engine.step(sequences, order, persistent=persistent)
     step = orders[GRID_ORDERS[0], False]
     note("the same padded to the longest")
-    longest = Lengths(max(s.q for s in sequences), max(max(s) for s in sequences))
-    padded = engine.step([longest] * len(sequences))
+    longest = engine.step(padded(sequences))
     checks = {}
     if check:
         splits = dict(zip(step.sequences, step.splits, strict=True))
@@ -478,7 +477,12 @@ def ragged(
             note(f"numeric check of {s.q:,} queries on {s.k:,} keys (--no-check leaves it out)")
             one = engine.one(s, replace(step.schedule, splits=splits[s], grid_order="natural", cycles={}))
             checks[s] = check_all(one.problem, [one.program], seed=seed)[0]
-    return Ragged(engine, step, orders, padded, checks)
+    return Ragged(engine, step, orders, longest, checks)
+
+
+def padded(sequences: Sequence[Lengths]) -> list[Lengths]:
+    """As many, all as long as the longest queries and keys."""
+    return [Lengths(max(s.q for s in sequences), max(max(s) for s in sequences))] * len(sequences)
 
 
 def lengths_of(text: str) -> tuple[Lengths, ...]:

@@ -84,6 +84,25 @@ def test_lengths_with_the_shape_of_a_model(iosim: Iosim, tmp_path: Path) -> None
         assert (refused.code, refused.out, words in refused.err) == (2, "", True)
 
 
+@pytest.mark.parametrize(("report", "key"), [("memory", "bytes"), ("io", "asked_bytes")])
+def test_reports_of_lengths_by_tensor(iosim: Iosim, tmp_path: Path, report: str, key: str) -> None:
+    """In all forms; queries are those of the lengths, which blocks read once, packed or padded."""
+    args = ("report", report, "--lengths", "40,1:300,1:300", *SHAPE, "--causal", "--page", "64")
+    place = tmp_path / "bars.svg"
+    shown, document = iosim(*args, "--plot", str(place)), iosim(*args, "--json")
+    lines = iosim(*args, "--csv")
+    assert (shown.code, shown.err) == (document.code, document.err) == (lines.code, lines.err) == (0, "")
+    assert max(map(len, shown.out.splitlines())) <= 80
+    assert "<title>flash2, Q" in place.read_text()
+    found = json.loads(document.out)
+    jsonschema.validate(found, SCHEMA)
+    rows = found["tables"]["packed"]["rows"]
+    assert len(list(csv.DictReader(io.StringIO(lines.out)))) == len(rows)
+    q = next(row for row in rows if (row["dataflow"], row["tensor"]) == ("flash2", "Q"))
+    assert (q[f"packed_{key}"], q[f"padded_{key}"]) == (42 * 4 * 64 * 2, 3 * 40 * 4 * 64 * 2)
+    assert (found["request"]["lengths"], found["request"]["page"]) == ([[40, 40], [1, 300], [1, 300]], 64)
+
+
 @pytest.fixture
 def problem(tmp_path: Path) -> str:
     """A batch with a cache in int8, as a file."""
@@ -191,6 +210,10 @@ def test_options_of_arrivals_need_arrivals(iosim: Iosim, trace: str) -> None:
             ("run", "--lengths", "4", "-d", "64", "--dataflow", "standard"),
             "--dataflow: 'standard' is not one of flash2",
         ),
+        (("report", "io", "--lengths", "4", "-n", "5"), "--n: is not taken with --lengths"),
+        (("report", "memory", "--lengths", "4", "-b", "2"), "--batch: is not taken with --lengths"),
+        (("report", "memory", "--page", "16"), "--page: changes nothing without --lengths"),
+        (("report", "io", "--lengths", "4", "--dataflow", "standard"), "--dataflow: 'standard' is not one of flash2"),
         (("serve", "none.jsonl"), "none.jsonl: cannot be read"),
         (
             ("report", "serving", "--context", "64", "--shared-prefix", "65"),
