@@ -5,12 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
+import click
 import jsonschema
 import pytest
 
+from iosim.cli import cli
+from iosim.cli.group import TAKE_LENGTHS
 from tests.conftest import Iosim
 from tests.model_configs import CONFIGS, written
 
@@ -101,6 +105,29 @@ def test_reports_of_lengths_by_tensor(iosim: Iosim, tmp_path: Path, report: str,
     q = next(row for row in rows if (row["dataflow"], row["tensor"]) == ("flash2", "Q"))
     assert (q[f"packed_{key}"], q[f"padded_{key}"]) == (42 * 4 * 64 * 2, 3 * 40 * 4 * 64 * 2)
     assert (found["request"]["lengths"], found["request"]["page"]) == ([[40, 40], [1, 300], [1, 300]], 64)
+
+
+def of_problems(group: click.Group, before: str = "") -> Iterator[tuple[str, set[str | None]]]:
+    """Commands that take the length of a problem or lengths, and the names of their options."""
+    for name in group.list_commands(click.Context(group)):
+        found = group.get_command(click.Context(group), name)
+        if isinstance(found, click.Group):
+            yield from of_problems(found, f"{before}{name} ")
+        elif found is not None and (names := {p.name for p in found.params}) & {"n_q", "lengths"}:
+            yield before + name, names
+
+
+def test_commands_of_one_length_say_who_takes_several(iosim: Iosim, problem: str) -> None:
+    commands = dict(of_problems(cli))
+    assert {name for name, options in commands.items() if "page" in options} == set(TAKE_LENGTHS)
+    others = sorted(set(commands) - set(TAKE_LENGTHS))
+    assert {"explain", "sensitivity", "report trend"} <= set(others)
+    for name in others:
+        refused = iosim(*name.split(), "--lengths", "4,5")
+        assert (refused.code, refused.out) == (2, "")
+        assert refused.err.startswith(f"iosim {name}: --lengths is not taken, as sequences have one length here; run, ")
+    refused = iosim("explain", "--problem", problem)
+    assert (refused.code, "page is not taken by iosim explain; run, whatif, " in refused.err) == (2, True)
 
 
 @pytest.fixture
