@@ -126,11 +126,10 @@ def asked(
 def packed_of(
     batch: Batch, shape: Mapping[str, Any], dataflow: tuple[str, ...], hw: tuple[str, ...], note: Note
 ) -> tuple[list[Packed], dict[str, Any]]:
-    """A batch on the machines by the dataflows (by default mp31, and all that run lengths), and what was asked for."""
-    from iosim.study.packed import packed
-    from iosim.study.ragged import DATAFLOWS
+    """A batch on the machines by the dataflows (by default mp31, and all that can), and what was asked for."""
+    from iosim.study.packed import dataflows, packed
 
-    machines, names, request = asked((), shape, dataflow or DATAFLOWS, hw)
+    machines, names, request = asked((), shape, dataflow or dataflows(shape), hw)
     return list(packed(batch, shape, machines, names, note)), {**request, **batch.as_dict(), "dataflow": names}
 
 

@@ -94,6 +94,8 @@ def _subject(found: Sequence[Packed]) -> Iterator[str]:
 
 
 def _scales(p: Packed) -> str:
+    if p.engine.shape.is_fp8:
+        return " SQ, SK and SV are the scales of Q, K and V."
     return " SK and SV are the scales of K and V." if p.engine.cache and p.engine.cache.dtype else ""
 
 
@@ -130,21 +132,26 @@ def _memory_answer(found: Sequence[Packed], rows: Sequence[Mapping[str, Any]]) -
         row = sums[machine.name, name]
         capacity = machine.hbm.capacity_bytes
         lacking = [how for how in p.steps if row[f"{how}_bytes"] > capacity]
-        fits = f"; {machine.name} has {size(capacity)}, too little {' and '.join(lacking)}" if lacking else ""
+        fits = (
+            f"; {machine.name} has {size(capacity)}, too little for the {' or the '.join(lacking)} batch"
+            if lacking
+            else ""
+        )
         where = f" on {machine.name}" if len(_machines(found)) > 1 else ""
         yield (f"{name}{where} holds {size(row['packed_bytes'])} packed and {size(row['padded_bytes'])} padded to the "
                f"longest ({_times(row['ratio'])}){fits}.")  # fmt: skip
     a, steps = found[0].engine.shape, found[0].steps.values()
     packed, padded = (size(score_bytes(a, step.sequences)) for step in steps)
-    yield (f"Neither holds S and P, which standard attention keeps: {packed} in {a.dtype} for the pairs of these "
+    yield (f"S and P are not held, which standard attention keeps: {packed} for the pairs of these "
            f"lengths, {padded} padded.")  # fmt: skip
 
 
 def _memory_notes(p: Packed) -> Iterator[str]:
-    yield "Inputs, outputs and what split-kv keeps between its two launches (O and L parts), all there at one time."
+    yield ("Inputs, outputs and what split-kv keeps between its two launches (O and L parts), all there at one time."
+           f"{_scales(p)}")  # fmt: skip
     if (cache := p.engine.cache) is not None:
         shared = "; whole pages of the shared prefix are there once" if cache.shared else ""
-        yield f"K and V are whole pages of {count(cache.page, 'token', 'tokens')}, a last one too{shared}.{_scales(p)}"
+        yield f"K and V are whole pages of {count(cache.page, 'token', 'tokens')}, a last one too{shared}."
     if p.engine.shape.window is not None:
         yield "All keys are counted, also those that no query's window reaches any more."
 
@@ -193,9 +200,11 @@ def _io_answer(found: Sequence[Packed]) -> Iterator[str]:
 
 
 def _io_notes(found: Sequence[Packed]) -> Iterator[str]:
-    yield "Each sequence stands behind an L2 of its own, by the closed form. Of a last page the rows there are read."
+    scales = _scales(found[0])
+    yield f"Each sequence stands behind an L2 of its own, by the closed form.{scales}"
     if found[0].engine.cache is not None:
-        yield f"The {TABLE} is in no sum, and what of it reaches DRAM is not modelled.{_scales(found[0])}"
+        yield (f"The {TABLE} is in no sum, and what of it reaches DRAM is not modelled. Of a last page the rows that "
+               "are there are read.")  # fmt: skip
     if saved := [f"{size(p.step.saved_bytes)} ({p.engine.dataflow})" for p in found if p.step.saved_bytes]:
         yield f"Of the shared prefix the L2 gives {' and '.join(saved)}, which are taken off K and V."
     yield UNVALIDATED

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from iosim.dataflows import load_dataflow
 from iosim.dataflows.narrow_cache import SCALE_BYTES
 from iosim.dtypes import dtype
 from iosim.hardware import Hardware
 from iosim.problem import Attention
 from iosim.study.batch import Batch
-from iosim.study.ragged import ENTRY_BYTES, Engine, Lengths, OneClass, Step, padded
+from iosim.study.ragged import DATAFLOWS, ENTRY_BYTES, Engine, Lengths, OneClass, Step, padded
 from iosim.study.run import Note
 
 TABLE = "block table"
@@ -40,11 +41,17 @@ class Packed:
         return {"packed": self.step, "padded": self.padded}
 
 
+def dataflows(shape: Mapping[str, Any]) -> tuple[str, ...]:
+    """Those that run sequences of different lengths of this shape (split-kv is not written for fp8)."""
+    a = Attention(n_q=1, **shape)
+    return tuple(name for name in DATAFLOWS if not load_dataflow(name).refusal(a)) or DATAFLOWS
+
+
 def packed(
     batch: Batch,
     shape: Mapping[str, Any],
     machines: Sequence[Hardware],
-    dataflows: Sequence[str],
+    names: Sequence[str],
     note: Note = lambda _: None,
 ) -> Iterator[Packed]:
     """Every dataflow on every machine; `shape` has the fields of Attention but the lengths.
@@ -53,7 +60,7 @@ def packed(
     """
     a = Attention(n_q=1, **shape)
     for machine in machines:
-        for name in dataflows:
+        for name in names:
             note(f"{name} on {machine.name}")
             engine = Engine(a, machine, name, {}, batch.split_rule, batch.cache)
             yield Packed(engine, engine.step(batch.sequences), engine.step(padded(batch.sequences)))
@@ -79,9 +86,9 @@ def held(engine: Engine, step: Step) -> dict[str, int]:
     out |= {"SV": scales} if scales else {}
     for part, times in _classes(engine, step):
         for tensor in part.program.tensors:
-            if tensor.role == "scratch":
+            if tensor.role == "scratch" or (tensor.scales is not None and not scales):
                 out[tensor.name] = out.get(tensor.name, 0) + times * tensor.bytes
-    out["O"] = rows * a.heads * a.d_v * size
+    out["O"] = rows * a.heads * a.d_v * dtype(a.out_dtype).bytes
     if cache is not None:
         out[TABLE] = ENTRY_BYTES * sum(cache.pages(s.k) for s in step.sequences)
     return out
@@ -104,8 +111,8 @@ def traffic(engine: Engine, step: Step) -> dict[tuple[str, str], Traffic]:
 
 
 def score_bytes(a: Attention, sequences: Sequence[Lengths]) -> int:
-    """S and P of all sequences in the data's dtype, as standard attention keeps them."""
-    return 2 * a.heads * dtype(a.dtype).bytes * sum(s.q * s.k for s in sequences)
+    """S and P of all sequences, as standard attention keeps them."""
+    return a.heads * (dtype(a.score_dtype).bytes + dtype(a.dtype).bytes) * sum(s.q * s.k for s in sequences)
 
 
 def _classes(engine: Engine, step: Step) -> Iterator[tuple[OneClass, int]]:

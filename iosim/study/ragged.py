@@ -315,9 +315,10 @@ class Engine:
 
     def io_bytes(self, sequences: Sequence[Lengths]) -> int:
         """Q and O of all sequences, packed, and their K and V as the cache keeps them."""
-        a, size = self.shape, dtype(self.shape.dtype).bytes
+        a = self.shape
         rows, keys = (sum(column) for column in zip(*sequences, strict=True))
-        return int(rows * a.heads * (a.d + a.d_v) * size + keys * token_bytes(a, self.cache))
+        row = a.d * dtype(a.dtype).bytes + a.d_v * dtype(a.out_dtype).bytes
+        return int(rows * a.heads * row + keys * token_bytes(a, self.cache))
 
     def splits(self, sequences: Sequence[Lengths], schedule: Schedule) -> tuple[int, ...]:
         """Into how many runs the keys of each sequence are cut."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from iosim.hardware import load_hardware
 from iosim.problem import Attention
 from iosim.study.batch import Batch
-from iosim.study.packed import TABLE, held, packed, score_bytes, traffic
+from iosim.study.packed import TABLE, dataflows, held, packed, score_bytes, traffic
 from iosim.study.ragged import Cache, Engine, Lengths
 
 MP31 = load_hardware("mp31")
@@ -72,3 +72,18 @@ def test_padded_is_as_long_as_the_longest_queries_and_keys() -> None:
     assert one.padded.sequences == (Lengths(40, 300),) * 2
     a = replace(one.engine.shape, n_q=1)
     assert [score_bytes(a, s.sequences) for s in one.steps.values()] == [2 * 4 * 2 * (1600 + 300), 2 * 4 * 2 * 24000]
+
+
+def test_in_fp8_o_is_in_bf16_and_scales_are_held() -> None:
+    """As the tensors of the programs of the sequences are, one by one."""
+    engine = Engine(replace(SHAPE, dtype="fp8"), load_hardware("h200-sxm"), "flash2")
+    step = engine.step([Lengths(5, 300), Lengths(40, 40), Lengths(40, 40)])
+    found = held(engine, step)
+    own = [engine.one(s, replace(step.schedule, grid_order="natural")).program.tensors for s in step.sequences]
+    assert found == {t.name: sum(u.bytes for each in own for u in each if u.name == t.name) for t in own[0]}
+    assert engine.io_bytes(step.sequences) == sum(found[name] for name in "QKVO")
+
+
+def test_dataflows_that_can_are_taken() -> None:
+    assert dataflows({"d": 64}) == ("flash2", "split-kv")
+    assert dataflows({"d": 64, "dtype": "fp8"}) == ("flash2",)
