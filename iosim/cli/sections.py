@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from iosim.cli.options import batch_of, batch_options, layer_at, whole
+from iosim.cli.options import all_of, batch_of, batch_options, layer_at, whole
 from iosim.cli.output import answer_options, progress, require_writable, write
 from iosim.cli.problem_file import problem_file_option
 from iosim.errors import InputError
@@ -60,6 +60,7 @@ def shape_options(n: str, heads: int, *, batches: bool = False) -> Callable[[Cal
         @click.option("--config", metavar="FILE.json", help="A model's config.json: the shape of one of its layers.")
         @click.option("--layers", help="With --config: full, sliding or all layers.  [default: all]")
         @problem_file_option
+        @all_of(*([batch_options] if batches else []))
         @wraps(command)
         def with_shape(n_q: tuple[int, ...], **options: Any) -> Any:
             batch = None
@@ -72,7 +73,7 @@ def shape_options(n: str, heads: int, *, batches: bool = False) -> Callable[[Cal
             options |= {"batch": batch} if batches else {}
             return command(lengths=n_q, shape=_shape_of(n_q, own, batch), **options)
 
-        return batch_options(with_shape) if batches else with_shape
+        return with_shape
 
     return decorate
 
