@@ -12,6 +12,14 @@ import click
 from iosim.cli.completion import complete
 from iosim.errors import IosimError, nearest
 
+TAKE_LENGTHS = ("run", "whatif", "tune", "sweep", "report memory", "report io")
+OF_LENGTHS = ("--lengths", "--page", "--cache-dtype", "--cache-scales", "--shared-prefix", "--split-rule")
+
+
+def lengths_hint() -> str:
+    """The commands that take sequences of different lengths, in words."""
+    return f"{', '.join(TAKE_LENGTHS[:-1])} and {TAKE_LENGTHS[-1]} take lengths that differ"
+
 
 class Command(click.Command):
     """A command whose errors about a field are said of the option or argument that sets it, and values completed."""
@@ -19,6 +27,16 @@ class Command(click.Command):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         complete(self.params)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does it; a command of one length says who takes several."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name not in OF_LENGTHS or not any(p.name == "n_q" for p in self.params):
+                raise
+            words = f"{error.option_name} is not taken, as sequences have one length here; {lengths_hint()}"
+            raise click.UsageError(words, ctx) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run it."""

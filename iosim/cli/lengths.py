@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from iosim.study.batch import Batch
 
 NOT_TAKEN = ("computes", "pass", "interval", "energy", "softmax", "scores", "grid_order")
+MODEL = ("config", "phase", "layers")
 SHAPE = ("d", "d_v", "heads", "kv_heads", "dtype", "accumulator", "causal", "window", "softcap", "alibi", "bias",
          "sinks", "global_tokens", "dropout")  # fmt: skip
 
@@ -41,7 +42,8 @@ def run_lengths(form: Form, batch: Batch, options: dict[str, Any]) -> None:
     with progress() as note:
         done = ragged(engine, batch.sequences, check=options["check"], seed=options["seed"], note=note)
     asked = {**batch.as_dict(), "hw": machine.name, "dataflow": dataflow}
-    made = section(done, {**{name: options[name] for name in SHAPE}, **asked, **engine.given})
+    model = {name: options[name] for name in MODEL if options[name] is not None}
+    made = section(done, {**model, **{name: getattr(shape, name) for name in SHAPE}, **asked, **engine.given})
     form.give(partial(sections.text, made), partial(sections.document, made), partial(sections.csv, made))
     if failed := [f"{q}:{k}" for (q, k), c in done.checks.items() if c.status == "failed"]:
         raise CheckError(f"check of {', '.join(failed)} failed")

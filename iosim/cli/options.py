@@ -177,8 +177,7 @@ def batch_of(options: Mapping[str, Any]) -> Batch | None:
         return None
     for name in WITHOUT_LENGTHS:
         if name in options and (_is_given(name) or options[name] is True):
-            hint = "; iosim serve takes it" if name == "config" else ""
-            raise InputError(f"{name}: is not taken with --lengths{hint}")
+            raise InputError(f"{name}: is not taken with --lengths")
     rule = {} if options["split_rule"] is None else {"split_rule": options["split_rule"]}
     return Batch(sequences=lengths_of(options["lengths"]), cache=cache_of(options), **rule)
 
@@ -214,8 +213,8 @@ _CHANGES = ("softcap", "alibi", "bias", "sinks", "global_tokens", "dropout", "bl
 _PROBLEM = ("n_q", "n_k", "d", "d_v", "batch", "heads", "kv_heads", "dtype", "accumulator", "causal", "causal_align",
             "window", "lse", *_CHANGES)  # fmt: skip
 _SCHEDULE = ("block_q", "block_k", "stages", "splits", "softmax", "scores", "pack_gqa", "grid_order")
-WITHOUT_LENGTHS = ("n_q", "n_k", "batch", "causal_align", "lse", "block_mask", "config", "phase", "layers", "inputs",
-                   "inputs_layout", "kernel")  # fmt: skip
+WITHOUT_LENGTHS = ("n_q", "n_k", "batch", "causal_align", "lse", "block_mask", "inputs", "inputs_layout",
+                   "kernel")  # fmt: skip
 
 
 _FILLED = ("heads", "kv_heads", "d", "d_v")  # by a model's file, or by the option where the file has no such field
@@ -227,13 +226,9 @@ def problem_of(options: dict[str, Any]) -> Attention:
     With lengths it is what the sequences have in common.
     """
     if options.get("lengths") is not None:
-        options = {**options, "n_q": 1, "n_k": None, "batch": 1}
+        options = {**options, "n_q": _longest(options), "n_k": None, "batch": 1}
     if (case := model_of(options)) is not None:
-        from iosim.report.model import headline
-
-        problem = case.one()
-        click.echo(f"iosim: one layer of this model. {headline(case)}", err=True)
-        return problem
+        return one_layer(case) if options.get("lengths") is None else layer_of_lengths(case)
     for name, option in (("n_q", "--n"), ("d", "--d")):
         if options[name] is None:
             instead = " or '--inputs'" if "inputs" in options else ""
@@ -242,6 +237,48 @@ def problem_of(options: dict[str, Any]) -> Attention:
     from iosim.problem import Attention
 
     return _aligned(Attention(**_fields(options)))
+
+
+def one_layer(case: ModelCase, tokens: str = "") -> Attention:
+    """The problem of one layer of a model, which is said on stderr; `tokens` says of what, where it is not --n."""
+    from iosim.report.model import headline
+
+    problem = case.one()
+    click.echo(f"iosim: one layer of this model. {headline(case, tokens)}", err=True)
+    return problem
+
+
+def layer_at(lengths: Sequence[int], options: dict[str, Any], batch: Batch | None = None) -> Attention | None:
+    """One layer of the model of --config in the prefill of as many tokens as the longest of `lengths`; None without.
+
+    Of a `batch` it is what its sequences have in common.  `options` may lack those of `problem_options` that the
+    command does not have.
+    """
+    longest = max(lengths) if batch is None else max(map(max, batch.sequences))
+    case = model_of({**dict.fromkeys((*_PROBLEM, "phase")), **options, "n_q": longest})
+    if case is None or batch is not None:
+        return None if case is None else layer_of_lengths(case)
+    return one_layer(case, f"{', '.join(f'{n:,}' for n in lengths)} tokens")
+
+
+def layer_of_lengths(case: ModelCase) -> Attention:
+    """What sequences of any lengths have in common in a layer of a model; the last query of each sees all keys."""
+    from dataclasses import replace
+
+    if case.phase == "training":
+        raise InputError("phase: training is not taken with --lengths; prefill and decode are")
+    if case.phase == "decode" and case.model.latent is not None:
+        raise InputError("phase: decode from a latent is not taken with --lengths, whose dataflows read K and V apart; "
+                         "--n with --dataflow mla takes it")  # fmt: skip
+    shape = one_layer(case, "sequences of their own lengths")
+    return replace(shape, n_q=1, n_k=1, causal=case.model.causal)
+
+
+def _longest(options: dict[str, Any]) -> int:
+    """The most queries or keys of a sequence of --lengths."""
+    from iosim.study.ragged import lengths_of
+
+    return max(map(max, lengths_of(options["lengths"])))
 
 
 def _fields(options: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
+from iosim.cli.group import OF_LENGTHS, lengths_hint
 from iosim.errors import InputError, nearest
 from iosim.files import read_text, toml
 
@@ -40,7 +41,8 @@ def _read(context: click.Context, _: click.Parameter, path: str | None) -> None:
     for name, value in load_problem(path).items():
         parameter = options.get(name)
         if parameter is None or parameter.name is None:
-            raise InputError(f"--problem: {path}: {name} is not taken by {context.command_path}")
+            hint = f"; {lengths_hint()}" if f"--{name.replace('_', '-')}" in OF_LENGTHS else ""
+            raise InputError(f"--problem: {path}: {name} is not taken by {context.command_path}{hint}")
         found[parameter.name] = value
     context.default_map = found
 

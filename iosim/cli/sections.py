@@ -9,17 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from iosim.cli.options import whole
+from iosim.cli.options import all_of, batch_of, batch_options, layer_at, whole
 from iosim.cli.output import answer_options, progress, require_writable, write
+from iosim.cli.problem_file import problem_file_option
 from iosim.errors import InputError
 
 if TYPE_CHECKING:
     from iosim.hardware import Hardware
     from iosim.report.sections import Section
+    from iosim.study.batch import Batch
+    from iosim.study.packed import Packed
     from iosim.study.run import Note
 
 KINDS = (".png", ".svg")
 _SHAPE = ("d", "batch", "heads", "kv_heads", "dtype", "causal")
+_MODEL = ("config", "layers")
 
 
 def lengths_of(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
@@ -36,8 +40,11 @@ def lengths_of(context: click.Context, parameter: click.Parameter, value: str) -
     return tuple(sorted(numbers))
 
 
-def shape_options(n: str, heads: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The options of a problem at several lengths, given to the command as `lengths` and `shape`."""
+def shape_options(n: str, heads: int, *, batches: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The options of a problem at several lengths, given to the command as `lengths` and `shape`.
+
+    With `batches` there are those of a Batch too, given as `batch`; None where --lengths is not.
+    """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @click.option(
@@ -50,14 +57,33 @@ def shape_options(n: str, heads: int) -> Callable[[Callable[..., Any]], Callable
         @click.option("--kv-heads", type=int, help="Key/value heads (GQA, MQA).  [default: --heads]")
         @click.option("--dtype", default="fp16", show_default=True, help="fp16, bf16, fp32 or fp8 (e4m3) data.")
         @click.option("--causal", is_flag=True, help="Mask keys after the query.")
+        @click.option("--config", metavar="FILE.json", help="A model's config.json: the shape of one of its layers.")
+        @click.option("--layers", help="With --config: full, sliding or all layers.  [default: all]")
+        @problem_file_option
+        @all_of(*([batch_options] if batches else []))
         @wraps(command)
         def with_shape(n_q: tuple[int, ...], **options: Any) -> Any:
-            shape = {name: value for name in _SHAPE if (value := options.pop(name)) is not None}
-            return command(lengths=n_q, shape=shape, **options)
+            batch = None
+            if batches:
+                from iosim.study.batch import FIELDS
+
+                batch = batch_of({"n_q": n_q, **options})
+                options = {name: value for name, value in options.items() if name not in ("lengths", *FIELDS)}
+            own = {name: options.pop(name) for name in (*_SHAPE, *_MODEL)}
+            options |= {"batch": batch} if batches else {}
+            return command(lengths=n_q, shape=_shape_of(n_q, own, batch), **options)
 
         return with_shape
 
     return decorate
+
+
+def _shape_of(lengths: tuple[int, ...], options: dict[str, Any], batch: Batch | None) -> dict[str, Any]:
+    """Fields of Attention but the lengths: those of the options, or of one layer of the model that they name."""
+    layer = layer_at(lengths, options, batch)
+    if layer is None:
+        return {name: value for name in _SHAPE if (value := options[name]) is not None}
+    return {name: value for name in (*_SHAPE, "d_v", "window") if (value := getattr(layer, name)) is not None}
 
 
 def machines_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,8 +118,20 @@ def asked(
             raise InputError(f"dataflow: {name} computes {computes}; reports compare dataflows that compute O")
         if names.count(name) > 1:
             raise InputError(f"dataflow: {name} is given twice")
-    request = {"n": list(lengths), **shape, "hw": [m.name for m in machines]}
+    given = click.get_current_context().params
+    model = {name: value for name in _MODEL if (value := given.get(name)) is not None}
+    request = {**model, **({"n": list(lengths)} if lengths else {}), **shape, "hw": [m.name for m in machines]}
     return machines, names, request | ({"dataflow": list(dataflow)} if dataflow else {})
+
+
+def packed_of(
+    batch: Batch, shape: Mapping[str, Any], dataflow: tuple[str, ...], hw: tuple[str, ...], note: Note
+) -> tuple[list[Packed], dict[str, Any]]:
+    """A batch on the machines by the dataflows (by default mp31, and all that can), and what was asked for."""
+    from iosim.study.packed import dataflows, packed
+
+    machines, names, request = asked((), shape, dataflow or dataflows(shape), hw)
+    return list(packed(batch, shape, machines, names, note)), {**request, **batch.as_dict(), "dataflow": names}
 
 
 def section_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -45,7 +45,7 @@ def sections(
     runs.get(cases(lengths, shape, machines, dataflows))
     some = [n for n in lengths if TRAFFIC[0] <= n <= TRAFFIC[1]] or list(lengths)
     longest = ROOFLINE if ROOFLINE in lengths else max(lengths)
-    one_head = {name: value for name, value in shape.items() if name in ("d", "dtype", "causal")}
+    one_head = {name: value for name, value in shape.items() if name in ("d", "d_v", "dtype", "causal")}
     if Attention(n_q=1, **one_head).is_fp8:
         one_head["dtype"] = "fp16"
     guided = [p.n for p in guide()]

@@ -24,12 +24,13 @@ def section(m: Memory, request: dict[str, Any]) -> Section:
     """The report."""
     a = m.problem
     heads = count(a.batch * a.heads, "head", "heads in all")
+    width = f"d {a.d}" if a.d == a.d_v else f"d {a.d}, d_v {a.d_v}"
     lengths = ", ".join(f"{n:,}" for n in m.lengths)
     machines = [f"{h.name}: {size(h.hbm.capacity_bytes)} of {h.hbm.kind}" for h in m.machines]
     return Section(
         name="memory",
         title="Device memory of attention: what grows with N x N, and what does not",
-        subject=(f"N {lengths}, d {a.d}, {a.dtype}, {heads}; {'; '.join(machines)}",),
+        subject=(f"N {lengths}, {width}, {a.dtype}, {heads}; {'; '.join(machines)}",),
         answer=tuple(_answer(m)),
         tables=(_accountings(m), _tensors(m), _guide(m), _longest(m), _calls(m)),
         plots=(

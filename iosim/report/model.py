@@ -34,8 +34,8 @@ def render(found: ModelComparison, **shown: Any) -> str:
     return "\n".join([*lines, "", *paragraph(f"{kinds} explains these layers alone.")]) + "\n"
 
 
-def headline(case: ModelCase) -> str:
-    """The model, its layers and its phase in one line."""
+def headline(case: ModelCase, tokens: str = "") -> str:
+    """The model, its layers and its phase in one line; the phase is of `tokens` where that says it, else of n."""
     model, n = case.model, count(case.n, "token", "tokens")
     parts = [f"{layers.count} {_kind(layers)}" for layers in case.layers]
     words = f"Model {model.origin}{f' ({model.name})' if model.name else ''}: {' and '.join(parts)} layer"
@@ -48,7 +48,7 @@ def headline(case: ModelCase) -> str:
         "decode": f"decode of one token that sees {n}",
         "training": f"training on {n}",
     }
-    words += f"; {phases[case.phase]}, batch {case.batch}"
+    words += f"; {case.phase} of {tokens}" if tokens else f"; {phases[case.phase]}, batch {case.batch}"
     if model.latent is not None:
         size = f"{model.latent.rank} + {model.latent.rope} numbers a token"
         decoding = f"which the dataflow mla reads as {size}" if case.phase == "decode" else f"cached as {size}"

@@ -315,9 +315,10 @@ class Engine:
 
     def io_bytes(self, sequences: Sequence[Lengths]) -> int:
         """Q and O of all sequences, packed, and their K and V as the cache keeps them."""
-        a, size = self.shape, dtype(self.shape.dtype).bytes
+        a = self.shape
         rows, keys = (sum(column) for column in zip(*sequences, strict=True))
-        return int(rows * a.heads * (a.d + a.d_v) * size + keys * token_bytes(a, self.cache))
+        row = a.d * dtype(a.dtype).bytes + a.d_v * dtype(a.out_dtype).bytes
+        return int(rows * a.heads * row + keys * token_bytes(a, self.cache))
 
     def splits(self, sequences: Sequence[Lengths], schedule: Schedule) -> tuple[int, ...]:
         """Into how many runs the keys of each sequence are cut."""
@@ -469,8 +470,7 @@ def ragged(
             orders[order, persistent] = engine.step(sequences, order, persistent=persistent)
     step = orders[GRID_ORDERS[0], False]
     note("the same padded to the longest")
-    longest = Lengths(max(s.q for s in sequences), max(max(s) for s in sequences))
-    padded = engine.step([longest] * len(sequences))
+    longest = engine.step(padded(sequences))
     checks = {}
     if check:
         splits = dict(zip(step.sequences, step.splits, strict=True))
@@ -478,7 +478,12 @@ def ragged(
             note(f"numeric check of {s.q:,} queries on {s.k:,} keys (--no-check leaves it out)")
             one = engine.one(s, replace(step.schedule, splits=splits[s], grid_order="natural", cycles={}))
             checks[s] = check_all(one.problem, [one.program], seed=seed)[0]
-    return Ragged(engine, step, orders, padded, checks)
+    return Ragged(engine, step, orders, longest, checks)
+
+
+def padded(sequences: Sequence[Lengths]) -> list[Lengths]:
+    """As many, all as long as the longest queries and keys."""
+    return [Lengths(max(s.q for s in sequences), max(max(s) for s in sequences))] * len(sequences)
 
 
 def lengths_of(text: str) -> tuple[Lengths, ...]:

@@ -164,3 +164,28 @@ def test_a_command_of_one_dataflow_is_told_which_pass_of_training(tmp_path: Path
     answer = CliRunner().invoke(probe, [*args, "--dataflow", "flash-backward"])
     assert answer.stdout == "flash-backward True 12\n"
     assert "12 full-attention layers; training on 64 tokens" in answer.stderr
+
+
+@pytest.mark.parametrize("report", ["memory", "io", "trend", "roofline"])
+def test_reports_of_one_layer(iosim: Iosim, tmp_path: Path, report: str) -> None:
+    """A model's file, also one that a problem's file names, stands for the options of its layer."""
+    config = written(tmp_path, "llama-3-8b", num_attention_heads=4, num_key_value_heads=2, head_dim=64)
+    problem = tmp_path / "problem.toml"
+    problem.write_text(f'schema = "iosim.problem/1"\nconfig = "{config}"\nn = 128\n')
+    rest = ("--json", *(() if report == "memory" else ("--dataflow", "flash2")))
+    shape = ("-d", "64", "-H", "4", "--kv-heads", "2", "--dtype", "bf16", "--causal")
+    plain = json.loads(iosim("report", report, "-n", "128", *shape, *rest).out)
+    for args in (("--config", config, "-n", "128"), ("--problem", str(problem))):
+        made = iosim("report", report, *args, *rest)
+        assert (made.code, "32 full-attention layers; prefill of 128 tokens" in made.err) == (0, True)
+        found = json.loads(made.out)
+        assert (found["tables"], found["request"]["config"]) == (plain["tables"], config)
+
+
+def test_a_report_is_of_one_kind_of_layer(iosim: Iosim, tmp_path: Path) -> None:
+    args = ("report", "memory", "--config", written(tmp_path, "gemma-2-9b", **HYBRID), "-n", "512")
+    refused = iosim(*args)
+    assert (refused.code, "this takes one kind: give --layers full or --layers sliding" in refused.err) == (2, True)
+    assert iosim(*args, "--layers", "sliding").code == 0
+    alone = iosim("report", "all", "--layers", "full", "-o", str(tmp_path / "r"))
+    assert (alone.code, alone.err) == (2, "iosim: --layers: changes nothing without --config\n")

@@ -5,14 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
+import click
 import jsonschema
 import pytest
 
+from iosim.cli import cli
+from iosim.cli.group import TAKE_LENGTHS
 from tests.conftest import Iosim
-from tests.model_configs import CONFIGS
+from tests.model_configs import CONFIGS, written
 
 SCHEMA = json.loads(files("iosim").joinpath("data/report.schema.json").read_text())
 SHAPE = ("-d", "64", "-H", "4", "--kv-heads", "2")
@@ -61,6 +65,69 @@ def test_sequences_of_their_own_lengths(iosim: Iosim) -> None:
     packed, padded = found["tables"]["packed"]["rows"]
     assert (packed["query_rows"], packed["key_rows"]) == (128 + 300 + 2, 128 + 300 + 1400)
     assert (padded["query_rows"], padded["key_rows"]) == (4 * 300, 4 * 700)
+
+
+def test_lengths_with_the_shape_of_a_model(iosim: Iosim, tmp_path: Path) -> None:
+    """A model's file stands for the options that it gives, its window too where a sequence is longer; in decode too."""
+    config = written(tmp_path, "mistral-7b", num_attention_heads=4, num_key_value_heads=2, head_dim=64,
+                     sliding_window=256, num_hidden_layers=3)  # fmt: skip
+    rest = ("--lengths", "40,1:300,3:500", "--no-check", "--json")
+    plain = json.loads(iosim("run", *SHAPE, "--dtype", "bf16", "--causal", "--window", "256", *rest).out)
+    for phase in ("prefill", "decode"):
+        made = iosim("run", "--config", config, "--phase", phase, *rest)
+        assert (made.code, f"3 sliding-window (256) layers; {phase} of sequences" in made.err) == (0, True)
+        found = json.loads(made.out)
+        assert (found["tables"], found["subject"]) == (plain["tables"], plain["subject"])
+        assert (found["request"]["heads"], found["request"]["phase"]) == (4, phase)
+    varied = iosim("whatif", "--config", config, "--lengths", "40,1:200", "--vary", "block_k=32", "--json")
+    problem = json.loads(varied.out)["problem"]
+    assert (problem["heads"], problem["window"], problem["lengths"]) == (4, None, [[40, 40], [1, 200]])
+    latent = written(tmp_path, "deepseek-v3")
+    for phase, words in (("training", "--phase: training is not taken with"), ("decode", "--phase: decode from a")):
+        refused = iosim("run", "--config", latent, "--phase", phase, "--lengths", "1:64")
+        assert (refused.code, refused.out, words in refused.err) == (2, "", True)
+
+
+@pytest.mark.parametrize(("report", "key"), [("memory", "bytes"), ("io", "asked_bytes")])
+def test_reports_of_lengths_by_tensor(iosim: Iosim, tmp_path: Path, report: str, key: str) -> None:
+    """In all forms; queries are those of the lengths, which blocks read once, packed or padded."""
+    args = ("report", report, "--lengths", "40,1:300,1:300", *SHAPE, "--causal", "--page", "64")
+    place = tmp_path / "bars.svg"
+    shown, document = iosim(*args, "--plot", str(place)), iosim(*args, "--json")
+    lines = iosim(*args, "--csv")
+    assert (shown.code, shown.err) == (document.code, document.err) == (lines.code, lines.err) == (0, "")
+    assert max(map(len, shown.out.splitlines())) <= 80
+    assert "<title>flash2, Q" in place.read_text()
+    found = json.loads(document.out)
+    jsonschema.validate(found, SCHEMA)
+    rows = found["tables"]["packed"]["rows"]
+    assert len(list(csv.DictReader(io.StringIO(lines.out)))) == len(rows)
+    q = next(row for row in rows if (row["dataflow"], row["tensor"]) == ("flash2", "Q"))
+    assert (q[f"packed_{key}"], q[f"padded_{key}"]) == (42 * 4 * 64 * 2, 3 * 40 * 4 * 64 * 2)
+    assert (found["request"]["lengths"], found["request"]["page"]) == ([[40, 40], [1, 300], [1, 300]], 64)
+
+
+def of_problems(group: click.Group, before: str = "") -> Iterator[tuple[str, set[str | None]]]:
+    """Commands that take the length of a problem or lengths, and the names of their options."""
+    for name in group.list_commands(click.Context(group)):
+        found = group.get_command(click.Context(group), name)
+        if isinstance(found, click.Group):
+            yield from of_problems(found, f"{before}{name} ")
+        elif found is not None and (names := {p.name for p in found.params}) & {"n_q", "lengths"}:
+            yield before + name, names
+
+
+def test_commands_of_one_length_say_who_takes_several(iosim: Iosim, problem: str) -> None:
+    commands = dict(of_problems(cli))
+    assert {name for name, options in commands.items() if "page" in options} == set(TAKE_LENGTHS)
+    others = sorted(set(commands) - set(TAKE_LENGTHS))
+    assert {"explain", "sensitivity", "report trend"} <= set(others)
+    for name in others:
+        refused = iosim(*name.split(), "--lengths", "4,5")
+        assert (refused.code, refused.out) == (2, "")
+        assert refused.err.startswith(f"iosim {name}: --lengths is not taken, as sequences have one length here; run, ")
+    refused = iosim("explain", "--problem", problem)
+    assert (refused.code, "page is not taken by iosim explain; run, whatif, " in refused.err) == (2, True)
 
 
 @pytest.fixture
@@ -170,6 +237,10 @@ def test_options_of_arrivals_need_arrivals(iosim: Iosim, trace: str) -> None:
             ("run", "--lengths", "4", "-d", "64", "--dataflow", "standard"),
             "--dataflow: 'standard' is not one of flash2",
         ),
+        (("report", "io", "--lengths", "4", "-n", "5"), "--n: is not taken with --lengths"),
+        (("report", "memory", "--lengths", "4", "-b", "2"), "--batch: is not taken with --lengths"),
+        (("report", "memory", "--page", "16"), "--page: changes nothing without --lengths"),
+        (("report", "io", "--lengths", "4", "--dataflow", "standard"), "--dataflow: 'standard' is not one of flash2"),
         (("serve", "none.jsonl"), "none.jsonl: cannot be read"),
         (
             ("report", "serving", "--context", "64", "--shared-prefix", "65"),
