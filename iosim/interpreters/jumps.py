@@ -92,7 +92,8 @@ class Jumps:
 
     After `long` iterations of a loop without loops inside, or `outer` of one with some, in which no state recurred, the
     loop goes on as in the later half of them; `exact` says that this never was.  Where it cannot, as blocks do not move
-    through their loops together, `refused` says so.
+    through their loops together, `refused` says so, and after PATIENCE times as many iterations NoJumpError is raised;
+    if `strict` at once, for any loop without loops inside that is not jumped over exactly.
     """
 
     def __init__(
@@ -102,12 +103,14 @@ class Jumps:
         logs: Iterable[Log],
         long: int,
         outer: int,
+        *,
+        strict: bool = False,
     ) -> None:
         self.floor, self.env = floor, floor.env
         self.units: list[Unit] = [unit for processor in processors for unit in processor.units.values()]
         self.buckets = list({id(u.bucket): u.bucket for u in self.units if isinstance(u, FairShare)}.values())
         self.logs = list(logs)
-        self.long, self.outer = long, outer
+        self.long, self.outer, self.strict = long, outer, strict
         self.visit = Scope()
         self.around: dict[State, Scope] = {}  # by block and loops
         self.made: list[Jump] = []
@@ -157,10 +160,12 @@ class Jumps:
         if before is not None and self.recurs(before, now):
             scope.over = leap(before, now, exact=True)
         elif len(trail) >= budget:
+            if self.strict and scope is self.visit:
+                raise NoJumpError
             scope.over = leap(trail[-(budget // 2)], now, exact=False)
         if not scope.over and len(trail) >= budget:
             self.refused = True
-            if len(trail) > PATIENCE * budget:
+            if len(trail) >= PATIENCE * budget:
                 raise NoJumpError
         scope.seen[state] = now
         trail.append(now)

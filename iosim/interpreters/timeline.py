@@ -520,7 +520,7 @@ Profile: TypeAlias = tuple[object, ...]  # of a shape, see `profile`
 Span: TypeAlias = Callable[[int, int], float]  # ps by busy processors, blocks on one
 _Stalls: TypeAlias = Mapping[str, Mapping[str, int]]  # ps by unit and cause
 _Placed: TypeAlias = tuple[_Stalls, int, int]  # stalls that samples saw, makespan, occupied time
-_Asked: TypeAlias = tuple[Shape, Kinds, int, bool, int]
+_Asked: TypeAlias = tuple[Shape, Kinds, int, bool, int]  # see `simulated`
 # By clock, persistence, resident blocks and whether several classes run: samples are alike only where these are.
 Samples: TypeAlias = "dict[tuple[int | None, bool, int, bool], dict[_Asked, _Sample]]"
 
@@ -773,12 +773,11 @@ class _Fair:
         if not self.jump:
             return UNCUT
         nested = any(isinstance(item, Repeat) for shape in shapes for item in shape)
-        out_of_step = nested and any(each > 1 for _, each in kinds)  # blocks are in their inner loops by turns
-        if len(shapes) <= FEW_SHAPES and all(items(shape) <= FEW_ITEMS for shape in shapes) and not out_of_step:
+        if len(shapes) <= FEW_SHAPES and all(items(shape) <= FEW_ITEMS for shape in shapes):
             with suppress(NoJumpError):
                 whole = UNCUT._replace(long=min(self.long, SHORT) if nested else self.long)
                 for shape in shapes:
-                    self.simulated(shape, kinds, rounds, fresh, whole.long)
+                    self.simulated(shape, kinds, rounds, fresh, whole.long, strict=nested)
                 return whole
         long = min(self.long, SHORT)
         probe = near(cut(max(shapes, key=self.model.iterations), Rule(2 * long, 1, 1, long), Counter()))
@@ -862,16 +861,21 @@ class _Fair:
         busy = self.model.totals(shape).busy
         return [busy.get(name, 0) * (blocks if name in SHARED else resident) for name in (*SHARED, *OWN)]
 
-    def simulated(self, shape: Shape, kinds: Kinds, rounds: int, fresh: bool, long: int) -> _Sample:
-        """How `rounds` rounds of blocks run: simulated once.  State has `long` iterations of a loop to recur in."""
+    def simulated(
+        self, shape: Shape, kinds: Kinds, rounds: int, fresh: bool, long: int, *, strict: bool = False
+    ) -> _Sample:
+        """How `rounds` rounds of blocks run: simulated once.  State has `long` iterations of a loop to recur in.
+
+        Raises NoJumpError as Jumps do.
+        """
         key = (shape, kinds, rounds, fresh, long)
         if key not in self.known:
-            found, least = self.simulate(*key), max(self.busy(shape, kinds))
+            found, least = self.simulate(*key, strict=strict), max(self.busy(shape, kinds))
             self.known[key] = replace(found, first=max(found.first, least), steady=max(found.steady, least))
         self.exact &= self.known[key].exact
         return self.known[key]
 
-    def simulate(self, shape: Shape, kinds: Kinds, rounds: int, fresh: bool, long: int) -> _Sample:
+    def simulate(self, shape: Shape, kinds: Kinds, rounds: int, fresh: bool, long: int, *, strict: bool) -> _Sample:
         """One processor of each kind.
 
         Alike blocks run nearly in step.  That two fifths of a request are made up for agrees best with `chip`
@@ -883,7 +887,7 @@ class _Fair:
         if not self.jump:
             return summary(kinds, rounds, _finish(floor), floor, processors, logs)
         all_ = [log for own in logs for slot in own for log in slot.values()]
-        jumps = Jumps(floor, processors, all_, long, LONG_OUTER)
+        jumps = Jumps(floor, processors, all_, long, LONG_OUTER, strict=strict)
         found = summary(kinds, rounds, _finish(floor, jumps=jumps), floor, processors, logs)
         return replace(found, jumps=tuple(jumps.made), exact=jumps.exact, refused=jumps.refused)
 
@@ -1069,15 +1073,20 @@ def cut(shape: Shape, rule: Rule, lacks: Counter[Iteration], times: int = 1) -> 
     That makes iterations of loops around alike that differ in the trips of loops inside only.
     """
     out: list[Visit | Repeat] = []
+    nested = False
     for item in shape:
         if isinstance(item, Visit):
-            for trips, work in item.stretches:
-                if trips >= rule.base:
-                    lacks[work] += (trips - rule.of(trips)) * times
-            out.append(Visit(item.part, tuple((rule.of(trips), work) for trips, work in item.stretches)))
+            runs = item.stretches
+            if any(trips >= rule.base for trips, _ in runs):
+                for trips, work in runs:
+                    if trips >= rule.base:
+                        lacks[work] += (trips - rule.of(trips)) * times
+                item = Visit(item.part, tuple([(rule.of(trips), work) for trips, work in runs]))
+            out.append(item)
             continue
+        nested = True
         out.append(Repeat(item.times, cut(item.body, rule, lacks, times * item.times)))
-    return folded(out)
+    return folded(out) if nested else tuple(out)
 
 
 def folded(row: Sequence[Visit | Repeat]) -> Shape:
