@@ -389,7 +389,9 @@ def _time_words(runs: Sequence[Run]) -> str:
 
 def _takes(r: Run) -> str:
     time = duration(r.seconds or 0)
-    return f"takes {time}" if r.fits else f"would take {time} if its tensors fitted"
+    if r.fits:
+        return f"takes {time}"
+    return f"would take {time} if the {size(r.ledger.peak_bytes)} that it needs fitted in device memory"
 
 
 UNIT_WORDS = {

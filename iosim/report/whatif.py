@@ -39,7 +39,7 @@ def render(w: WhatIf) -> str:
     parts = [*paragraph(subject(w.case)), *paragraph(machine_line(w.case.machine)), ""]
     parts += [*paragraph(answer(w)), "", _table(w)]
     parts += _notes(w)
-    if any(a.name == "stages" for a in w.axes) and w.base.outcome is not None and w.base.outcome.makespan_ps:
+    if any(a.name == "stages" for a in w.axes) and any(row.outcome and row.outcome.load_ps for row in w.rows):
         parts += ["", *_overlap(w)]
     parts += ["", *_changes(w)]
     return "\n".join(parts) + "\n"

@@ -20,6 +20,7 @@ from iosim.dtypes import dtype
 from iosim.hardware import Hardware
 from iosim.memory.onchip import CapacityError, footprints
 from iosim.problem import Attention
+from iosim.program import Compute, walk
 from iosim.schedule import GROUP_ROWS, MAX_GROUPS, Schedule
 
 if TYPE_CHECKING:
@@ -148,8 +149,12 @@ class _Choice:
         return smallest
 
     def blocks(self, schedule: Schedule) -> int:
-        """Blocks of the smallest grid, keys not split: whether to split them comes after the tile."""
-        return min(kernel.blocks for kernel in self.dataflow(self.a, replace(schedule, splits=1)).kernels)
+        """Blocks of the smallest grid of a kernel with products, keys not split: whether to split them comes after the
+        tile, which the other kernels hardly depend on.
+        """
+        kernels = self.dataflow(self.a, replace(schedule, splits=1)).kernels
+        products = [k for k in kernels if any(isinstance(n, Compute) and n.op == "matmul" for n, _ in walk(k.body))]
+        return min(kernel.blocks for kernel in products or kernels)
 
     def fits(self, schedule: Schedule, margin: float = 0.0) -> bool:
         prints = footprints(self.dataflow(self.a, schedule), schedule, self.hardware).values()
