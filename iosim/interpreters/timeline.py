@@ -773,7 +773,7 @@ class _Fair:
         if not self.jump:
             return UNCUT
         nested = any(isinstance(item, Repeat) for shape in shapes for item in shape)
-        if len(shapes) <= FEW_SHAPES and all(items(shape) <= FEW_ITEMS for shape in shapes):
+        if len(set(shapes)) <= FEW_SHAPES and all(items(shape) <= FEW_ITEMS for shape in shapes):
             with suppress(NoJumpError):
                 whole = UNCUT._replace(long=min(self.long, SHORT) if nested else self.long)
                 for shape in shapes:
@@ -870,8 +870,7 @@ class _Fair:
         """
         key = (shape, kinds, rounds, fresh, long)
         if key not in self.known:
-            found, least = self.simulate(*key, strict=strict), max(self.busy(shape, kinds))
-            self.known[key] = replace(found, first=max(found.first, least), steady=max(found.steady, least))
+            self.known[key] = self.simulate(*key, strict=strict)
         self.exact &= self.known[key].exact
         return self.known[key]
 
