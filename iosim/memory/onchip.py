@@ -195,7 +195,7 @@ def shared(hardware: Hardware, sram: int, tmem: int, registers: int, threads: in
         out["threads"] = hardware.max_threads, threads
     if hardware.max_blocks is not None:
         out["blocks"] = hardware.max_blocks, 1
-    return out
+    return out or {"threads": (hardware.max_threads_per_block, threads)}  # a block without SRAM, and no limit known
 
 
 def _sram_items(parts: Sequence[Segment], places: Places, schedule: Schedule) -> dict[str, int]:

@@ -15,7 +15,7 @@ from iosim.dataflows.standard import standard
 from iosim.dataflows.standard_backward import standard_backward
 from iosim.errors import InputError
 from iosim.hardware import Hardware, load_hardware, profile_names
-from iosim.memory.onchip import Footprint, footprints, placement
+from iosim.memory.onchip import Footprint, footprints, placement, resident_blocks
 from iosim.problem import Attention
 from iosim.schedule import Order, Role, Schedule, Step
 
@@ -158,6 +158,11 @@ def test_each_limit_binds_somewhere(changes: dict[str, float], limit: str, resid
     if resident is not None:
         assert f.resident == resident
     assert f.fits
+
+
+def test_a_block_without_sram_has_a_limit_on_a_machine_that_knows_none() -> None:
+    machine = replace(MP31, registers=None, max_threads=None, max_blocks=None)
+    assert resident_blocks(machine, 0, 0, 1000, 256) == (4, "threads")  # as many threads as one block may have
 
 
 def test_tensor_memory_binds_on_b200() -> None:
