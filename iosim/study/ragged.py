@@ -204,6 +204,9 @@ class Engine:
                              f"of different lengths{hint}")  # fmt: skip
         if self.rule not in RULES:
             raise InputError(f"split_rule: {self.rule!r} is not one of {', '.join(RULES)}{nearest(self.rule, RULES)}")
+        if self.cache is not None and self.cache.dtype is not None and dtype(self.shape.dtype).bytes == 1:
+            raise InputError(f"cache_dtype: {self.cache.dtype} with scales is not modelled beside a Q in "
+                             f"{self.shape.dtype}; leave it out, or give dtype fp16, bf16 or fp32")  # fmt: skip
         if missing := self.hardware.missing_for_time():
             raise InputError(f"hw: {self.hardware.name}: no time without {', '.join(missing)}, which its profile lacks")
         self.given = fields_of(self.given)

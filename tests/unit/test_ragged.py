@@ -183,6 +183,15 @@ def test_lengths_are_read_from_words_and_files(tmp_path: Any) -> None:
         Engine(SMALL, MP31).step([Lengths(9, 4)])
 
 
+@pytest.mark.parametrize("scales", ["token", "head"])
+@pytest.mark.parametrize("kept", ["fp8", "int8"])
+def test_a_cache_in_8_bits_beside_a_q_in_8_bits_is_refused(kept: str, scales: str) -> None:
+    narrow, machine = replace(SMALL, dtype="fp8"), load_hardware("h200-sxm")
+    with pytest.raises(InputError, match=r"cache_dtype: .* is not modelled beside a Q in fp8_e4m3; leave it out"):
+        Engine(narrow, machine, "flash2", cache=Cache(dtype=kept, scales=scales))
+    Engine(narrow, machine, "flash2", cache=Cache())  # in the dtype of Q
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("sequences", "dataflow"),
