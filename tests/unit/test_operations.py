@@ -359,6 +359,14 @@ def test_bad_arrays_are_refused(tmp_path: Path) -> None:
         load_block_mask(tmp_path / "none")
 
 
+@pytest.mark.parametrize("name", ["m.npz", "m.npy", "m"])
+def test_a_broken_array_is_not_taken_for_text(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    file.write_bytes(b"PK\x05\x06 cut off")
+    with pytest.raises(InputError, match=f"{name}: is not a mask file; a block mask is a table of 0 and 1"):
+        load_block_mask(file)
+
+
 def test_the_command_takes_them(iosim: Iosim, tmp_path: Path) -> None:
     (tmp_path / "m.txt").write_text("10\n11\n")
     answer = iosim(
