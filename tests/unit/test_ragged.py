@@ -20,6 +20,7 @@ from iosim.problem import Attention
 from iosim.rounding import round_to
 from iosim.study.ragged import Cache, Engine, Lengths, OneClass, lengths_of, ragged, split_counts
 from iosim.study.run import evaluate, plan_of
+from tests.conftest import Iosim
 
 MP31 = load_hardware("mp31")
 HEADS, KV, D = 4, 2, 16
@@ -153,6 +154,20 @@ def test_balanced_splits_are_the_shortest_runs_that_fit(each: list[tuple[int, in
     fitting = [run for run in range(1, max(tiles) + 1) if needed(run) <= slots]
     wanted = [-(-t // fitting[0]) for t in tiles] if fitting else [1] * len(tiles)
     assert split_counts(blocks, tiles, slots) == wanted
+
+
+@pytest.mark.parametrize(
+    ("lengths", "said"),
+    [
+        ("40", ("Attention of 1 sequence, one launch 1 head, d 16", "Numbers of 1 class of", "Blocks read 12 B of")),
+        ("40,30", ("Attention of 2 sequences of their own lengths, one launch", "Numbers of all 2 classes of")),
+    ],
+)
+def test_one_sequence_is_said_as_one(iosim: Iosim, lengths: str, said: tuple[str, ...]) -> None:
+    shown = iosim("run", "--lengths", lengths, "-d", "16", "--page", "16")
+    assert (shown.code, shown.err) == (0, "")
+    assert [words for words in said if words not in " ".join(shown.out.split())] == []
+    assert "  " not in " ".join(line.strip() for line in shown.out.splitlines() if "Blocks read" in line)
 
 
 def test_a_shared_prefix_is_read_from_dram_once() -> None:
