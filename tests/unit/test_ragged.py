@@ -179,6 +179,14 @@ def test_a_shared_prefix_is_read_from_dram_once() -> None:
     assert shared.seconds <= alone.seconds
 
 
+@pytest.mark.parametrize(("scales", "of_token"), [("token", 2 * KV * (D + 4)), ("head", 2 * KV * D)])
+def test_a_shared_prefix_in_8_bits_saves_its_scales_by_token_too(scales: str, of_token: int) -> None:
+    """Scales by head are a sequence's own: each reads them."""
+    caches = (Cache(dtype="fp8", scales=scales, shared=n) for n in (0, 600))
+    alone, shared = (Engine(SMALL, MP31, cache=c).step([Lengths(1, 1000)] * 16) for c in caches)
+    assert alone.dram_read_bytes - shared.dram_read_bytes == shared.saved_bytes == 15 * 600 * of_token
+
+
 def test_block_tables_are_read_by_every_head_and_cost_an_access() -> None:
     plain, paged = (Engine(SMALL, MP31, "flash2", cache=c).step([Lengths(1, 1000)]) for c in (None, Cache(page=16)))
     assert (plain.table_bytes, paged.table_bytes) == (0, 4 * KV * 63)
