@@ -24,6 +24,7 @@ MOST_BLOCKS = 1024  # on a side
 _MOST_BYTES = 2**24  # of a file, and of an array in it
 _MOST_TEXT = 2**22  # bytes of a mask as text: 1024 x 1024 marks with commas and blanks
 _CHUNK = 2**20  # that is unpacked at a time
+_ARRAYS = (".npy", ".npz")
 _HOW = "a block mask is a table of 0 and 1: text (a line for each row), or a 2-D array of a .npy or .npz file"
 
 
@@ -102,13 +103,15 @@ def load_block_mask(file: str | os.PathLike[str]) -> BlockMask:
     try:
         text = data.removeprefix(BOM_UTF8).decode("ascii")
     except UnicodeDecodeError:
-        raise InputError(f"block_mask: {path}: {_HOW}") from None
+        raise InputError(f"block_mask: {path}: is not a mask file; {_HOW}") from None
     table: list[list[Any]] = []
     if len(text) > _MOST_TEXT:
         raise InputError(f"block_mask: {path}: is larger than {_MOST_TEXT:,} bytes")
     for n, line in enumerate(text.splitlines(), 1):
         marks = "".join(line.replace(",", " ").split())
         if bad := set(marks) - {"0", "1"}:
+            if path.suffix in _ARRAYS or not line.isprintable():
+                raise InputError(f"block_mask: {path}: is not a mask file; {_HOW}")
             raise InputError(f"block_mask: {path}, line {n}: {sorted(bad)[0]!r}; 0 and 1 are allowed")
         if marks:
             table.append(list(map(int, marks)))
@@ -126,7 +129,7 @@ def _array(path: Path, data: bytes) -> Any:
     except InputError:
         raise
     except Exception as error:  # numpy and zipfile raise many kinds
-        raise InputError(f"block_mask: {path}: cannot be read: {error!s:.100}") from None
+        raise InputError(f"block_mask: {path}: cannot be read: {error!s:.100}; {_HOW}") from None
 
 
 def _member(path: Path, data: bytes) -> bytes:

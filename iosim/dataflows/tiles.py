@@ -19,6 +19,7 @@ from iosim.schedule import Schedule
 
 # Weights are at most 1, and an fp8 number below 2^-9 is 0: kernels multiply them by 2^8, and their sum with them.
 GAIN = 2**8
+TILE = 16  # rows or keys, which blocks of so many and more have room for
 MOST_RUNS = 64  # of blocks in a row of a block mask: a loop for each
 Edges: TypeAlias = tuple[Ex, Ex, Ex, Ex]
 
@@ -75,9 +76,11 @@ def _runs(a: Attention, mask: BlockMask, i: Ex, block_q: int, block_k: int) -> l
 
 def _require_tiles(mask: BlockMask, *sizes: tuple[int, int]) -> None:
     """Raise InputError unless query tiles, then key tiles, divide the blocks of a mask: pairs of both."""
-    for name, what, (tile, size) in zip(("block_q", "block_k"), ("rows", "keys"), sizes, strict=True):
+    blocks = len(mask.rows), len(mask.rows[0])
+    for name, what, count, (tile, size) in zip(("block_q", "block_k"), ("rows", "keys"), blocks, sizes, strict=True):
         if size % tile:
-            raise InputError(f"{name}: {tile} does not divide the {size} {what} of a block of {mask.origin}")
+            raise InputError(f"{name}: {tile} does not divide the {size} {what} of a block of {mask.origin}; give a "
+                             f"tile that does, or {what} in a multiple of {TILE * count}")  # fmt: skip
 
 
 def _loops(

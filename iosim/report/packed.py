@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from iosim.report import plots
 from iosim.report.ragged import UNVALIDATED
 from iosim.report.sections import Column, Plot, Section, Table
-from iosim.report.text import machine_line
+from iosim.report.text import heads_words, machine_line
 from iosim.study.packed import TABLE, Packed, Traffic, held, score_bytes, traffic
 from iosim.study.ragged import Step
 from iosim.words import count, ratio, size
@@ -84,11 +84,10 @@ def _machines(found: Sequence[Packed]) -> list[Any]:
 
 def _subject(found: Sequence[Packed]) -> Iterator[str]:
     a, step = found[0].engine.shape, found[0].step
-    heads = f"{a.heads} heads" if a.kv_heads == a.heads else f"{a.heads} heads over {a.kv_heads} K/V heads"
     width = f"d {a.d}" if a.d == a.d_v else f"d {a.d}, d_v {a.d_v}"
     mask = (", causal" if a.causal else "") + (f", window {a.window:,}" if a.window else "")
     queries, keys = (sum(column) for column in zip(*step.sequences, strict=True))
-    yield (f"{heads}, {width}, {a.dtype}{mask}; {queries:,} query rows and {keys:,} key rows, the longest "
+    yield (f"{heads_words(a)}, {width}, {a.dtype}{mask}; {queries:,} query rows and {keys:,} key rows, the longest "
            f"{max(s.k for s in step.sequences):,} keys")  # fmt: skip
     yield from map(machine_line, _machines(found))
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from iosim.report.sections import Column, Section, Table
-from iosim.report.text import machine_line
+from iosim.report.text import heads_words, machine_line
 from iosim.study.ragged import Cache, Ragged, Step, token_bytes
 from iosim.words import count, digits, duration, percent, ratio, size
 
@@ -26,7 +26,7 @@ def section(r: Ragged, request: Mapping[str, Any]) -> Section:
     """The report."""
     return Section(
         name="lengths",
-        title=f"Attention of {count(len(r.step.sequences), 'sequence', 'sequences')} of their own lengths, one launch",
+        title=f"Attention of {_sequences_words(len(r.step.sequences))}, one launch",
         subject=(_shape(r), machine_line(r.engine.hardware)),
         answer=tuple(_answer(r)),
         tables=(_costs(r), _orders(r), _sequences(r)),
@@ -37,13 +37,16 @@ def section(r: Ragged, request: Mapping[str, Any]) -> Section:
     )
 
 
+def _sequences_words(n: int) -> str:
+    return "1 sequence" if n == 1 else f"{n:,} sequences of their own lengths"
+
+
 def _shape(r: Ragged) -> str:
     a, (queries, keys) = r.shape, r.rows(r.step)
-    heads = f"{a.heads} heads" if a.kv_heads == a.heads else f"{a.heads} heads over {a.kv_heads} K/V heads"
     mask = (", causal" if a.causal else "") + (f", window {a.window:,}" if a.window else "")
     longest = max(s.k for s in r.step.sequences)
-    return (f"{heads}, d {a.d}, {a.dtype}{mask}; {queries:,} query rows and {keys:,} key rows packed, the longest "
-            f"{longest:,} keys; {r.engine.dataflow}, tile {_tile(r.step)}")  # fmt: skip
+    return (f"{heads_words(a)}, d {a.d}, {a.dtype}{mask}; {queries:,} query rows and {keys:,} key rows packed, the "
+            f"longest {longest:,} keys; {r.engine.dataflow}, tile {_tile(r.step)}")  # fmt: skip
 
 
 def _tile(step: Step) -> str:
@@ -69,8 +72,8 @@ def _answer(r: Ragged) -> Iterator[str]:
     elif r.checks:
         worst = max((c.max_abs_error or 0.0) for c in r.checks.values())
         classes = len(set(s.sequences))
-        some = "all" if len(r.checks) == classes else f"{len(r.checks)} of"
-        yield (f"Numbers of {some} {count(classes, 'class', 'classes')} of sequences are within their bounds of "
+        some = f"{len(r.checks)} of " if len(r.checks) < classes else "all " if classes > 1 else ""
+        yield (f"Numbers of {some}{count(classes, 'class', 'classes')} of sequences are within their bounds of "
                f"float64 (worst error {worst:.1g}).")  # fmt: skip
 
 
@@ -168,7 +171,7 @@ def _notes(r: Ragged) -> Iterator[str]:
         kind = "" if cache.dtype is None else f" The cache is in {cache.dtype}, with fp32 scales by {cache.scales}."
         held = size(cache.page * token_bytes(r.shape, cache))
         yield (f"A page of {count(cache.page, 'token', 'tokens')} holds {held} of K and V. Blocks read "
-               f" {size(r.step.table_bytes)} of the block table, 4 B a page, and know where their keys are one "
+               f"{size(r.step.table_bytes)} of the block table, 4 B a page, and know where their keys are one "
                f"access to it later, {r.step.schedule.cycles['enter']} cycles; of a last page the rows that are "
                f"there are read.{kind}")  # fmt: skip
     if r.step.saved_bytes:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from iosim.report import plots
 from iosim.report.sections import Column, Plot, Section, Table
-from iosim.report.text import machine_line
+from iosim.report.text import heads_words, machine_line
 from iosim.study.serving import Layer, Replayed, Server, Step
 from iosim.words import count, digits, duration, percent, size
 
@@ -46,9 +46,8 @@ def layers_line(layers: Sequence[Layer]) -> str:
         f"{layer.count} {layer.kind}" + (f" (window {w:,})" if (w := layer.shape.window) else "") for layer in layers
     ]
     a = layers[0].shape
-    heads = f"{a.heads} heads" if a.kv_heads == a.heads else f"{a.heads} heads over {a.kv_heads} K/V heads"
     word = "layer" if sum(layer.count for layer in layers) == 1 else "layers"
-    return f"{' and '.join(kinds)} {word}; {heads}, d {a.d}, {a.dtype}"
+    return f"{' and '.join(kinds)} {word}; {heads_words(a)}, d {a.d}, {a.dtype}"
 
 
 def cache_line(server: Server) -> str:

@@ -53,12 +53,16 @@ def render(comparison: Comparison, *, energy: bool = False, explained: bool = Tr
     return "\n".join(parts) + "\n"
 
 
+def heads_words(a: Attention) -> str:
+    """ "1 head", "8 heads", "8 heads over 1 K/V head"."""
+    heads = count(a.heads, "head", "heads")
+    return heads if a.kv_heads == a.heads else f"{heads} over {count(a.kv_heads, 'K/V head', 'K/V heads')}"
+
+
 def headline(a: Attention, computes: str = "forward", batch: Batch | None = None) -> str:
     """The problem in one line; with a batch, its sequences have the place of queries and keys."""
     if batch is not None:
         a = replace(a, n_q=max(s.q for s in batch.sequences), n_k=max(s.k for s in batch.sequences))
-    heads = f"{a.heads} heads" if a.kv_heads == a.heads else f"{a.heads} heads over {a.kv_heads} K/V heads"
-    heads = "1 head" if a.heads == 1 else heads
     length = f"N {a.n_q:,}" if a.n_q == a.n_k else f"{count(a.n_q, 'query', 'queries')}, {count(a.n_k, 'key', 'keys')}"
     width = f", d {a.d}" if a.d == a.d_v else f", d {a.d}, d_v {a.d_v}"
     width = "" if computes == "softmax" else width
@@ -73,10 +77,10 @@ def headline(a: Attention, computes: str = "forward", batch: Batch | None = None
     what = "Softmax of the scores" if computes == "softmax" else f"Attention {computes}"
     what += " (forward and backward)" if computes == "training" else ""
     if batch is None:
-        return f"{what}: batch {a.batch}, {heads}, {length}{width}, {a.dtype}{mask}"
+        return f"{what}: batch {a.batch}, {heads_words(a)}, {length}{width}, {a.dtype}{mask}"
     keys = sum(s.k for s in batch.sequences)
     many = f"{count(len(batch.sequences), 'sequence', 'sequences')} of up to {length} ({keys:,} in all)"
-    return f"{what}: {many}, {heads}{width}, {a.dtype}{mask}{_cached(batch)}"
+    return f"{what}: {many}, {heads_words(a)}{width}, {a.dtype}{mask}{_cached(batch)}"
 
 
 def _cached(batch: Batch) -> str:

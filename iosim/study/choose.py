@@ -3,7 +3,8 @@
 block_q is the largest of 256, 128, 64 whose grids give every processor a block, else 64 (smaller where 64 rows do
 not fit, or where there are fewer queries); block_k is the largest of 128, 64 (32, 16 where those do not fit) that
 leaves a tenth of the SRAM free at two stages; one stage only where no 64 x 64 tile fits at two.  One warp group takes
-up to 64 rows.  A dataflow may have a rule of its own, which settles some fields or adds to what this rule takes.
+up to 64 rows.  With a block mask both divide its blocks: where none of these does, they are divisors of the blocks in
+the same range.  A dataflow may have a rule of its own, which settles some fields or adds to what this rule takes.
 """
 
 from __future__ import annotations
@@ -102,11 +103,12 @@ class _Choice:
         return self._dividing(tried, 0)
 
     def _dividing(self, sizes: list[int], axis: int) -> list[int]:
-        """The sizes that divide a block of the mask, if there is one and any does."""
+        """The sizes that divide a block of the mask, if there is one; else its divisors in their range, if any."""
         if self.a.block_mask is None:
             return sizes
         block = self.a.block_mask.size(self.a.n_q, self.a.n_k)[axis]
-        return [size for size in sizes if block % size == 0] or sizes
+        range_of = range(sizes[0], min(block, sizes[-1]) - 1, -1)
+        return next(filter(None, ([n for n in some if block % n == 0] for some in (sizes, range_of))), sizes)
 
     def candidates(self, block_q: int, narrowest: int, stages: tuple[int, ...]) -> Iterator[Schedule]:
         """Schedules with query tiles of one height: wide key tiles before narrow ones."""

@@ -95,7 +95,7 @@ def held(engine: Engine, step: Step) -> dict[str, int]:
 
 
 def traffic(engine: Engine, step: Step) -> dict[tuple[str, str], Traffic]:
-    """By (tensor, direction); what the L2 gives of a shared prefix is taken off K and V in proportion."""
+    """By (tensor, direction); what the L2 gives of a shared prefix is taken off its tensors in proportion."""
     asked, dram = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for part, times in _classes(engine, step):
         for f in part.device.flows:
@@ -103,10 +103,11 @@ def traffic(engine: Engine, step: Step) -> dict[tuple[str, str], Traffic]:
             asked[key] += times * f.flow.hbm_bytes
             dram[key] += times * (f.dram_read_bytes + f.dram_write_bytes)
     if step.saved_bytes:
-        k, v = dram["K", "read"], dram["V", "read"]
-        of_k = step.saved_bytes * k // (k + v)
-        dram["K", "read"] -= of_k
-        dram["V", "read"] -= step.saved_bytes - of_k
+        left, total = step.saved_bytes, sum(dram[name, "read"] for name in engine.prefix_tensors)
+        for name in engine.prefix_tensors:  # of what is left, so that parts add up to all
+            read = dram[name, "read"]
+            gone = left * read // total
+            dram[name, "read"], left, total = read - gone, left - gone, total - read
     return {key: Traffic(asked[key], dram[key]) for key in asked}
 
 

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from iosim.check import Check, check_all
 from iosim.dataflows import Dataflow, load_dataflow
-from iosim.dataflows.narrow_cache import PER, SCALE_BYTES, narrowed
+from iosim.dataflows.narrow_cache import KEPT, PER, SCALE_BYTES, narrowed
 from iosim.dataflows.split_rules import flash2_splits
 from iosim.dataflows.tiles import query_tiles_of, unpackable
 from iosim.dtypes import ALIASES, CACHED, dtype
@@ -204,6 +204,9 @@ class Engine:
                              f"of different lengths{hint}")  # fmt: skip
         if self.rule not in RULES:
             raise InputError(f"split_rule: {self.rule!r} is not one of {', '.join(RULES)}{nearest(self.rule, RULES)}")
+        if self.cache is not None and self.cache.dtype is not None and dtype(self.shape.dtype).bytes == 1:
+            raise InputError(f"cache_dtype: {self.cache.dtype} with scales is not modelled beside a Q in "
+                             f"{self.shape.dtype}; leave it out, or give dtype fp16, bf16 or fp32")  # fmt: skip
         if missing := self.hardware.missing_for_time():
             raise InputError(f"hw: {self.hardware.name}: no time without {', '.join(missing)}, which its profile lacks")
         self.given = fields_of(self.given)
@@ -389,11 +392,17 @@ class Engine:
         pages = {s: self.cache.pages(self.problem(s).n_k) for s, _ in each}
         return ENTRY_BYTES * sum(times * self.blocks(s, schedule) * pages[s] for s, times in each)
 
+    @cached_property
+    def prefix_tensors(self) -> tuple[str, ...]:
+        """What of a shared prefix is the same for all sequences: not the scales by head, which a sequence has."""
+        by_token = self.cache is not None and self.cache.dtype is not None and self.cache.scales == "token"
+        return (*KEPT, *(f"S{name}" for name in KEPT)) if by_token else KEPT
+
     def _shared(self, sequences: Sequence[Lengths], parts: Sequence[OneClass], launch: Launch) -> tuple[int, Launch]:
         """DRAM bytes that a shared prefix saves, and the launch without them.
 
-        Its blocks read the prefix at about one time.  Where the L2 has room for its K and V, all but one sequence find
-        them there; where it has not, none does.
+        Its blocks read the prefix at about one time.  Where the L2 has room for its K and V, with their
+        scales by token, all but one sequence find them there; where it has not, none does.
         """
         if self.cache is None or not self.cache.shared or len(sequences) < 2 or self.hardware.l2 is None:
             return 0, launch
@@ -405,19 +414,19 @@ class Engine:
                 read = True
                 members.append(member)
                 continue
-            asked = sum(f.dram_read_bytes for f in member.flows if f.flow.tensor in ("K", "V"))
+            asked = sum(f.dram_read_bytes for f in member.flows if f.flow.tensor in self.prefix_tensors)
             gone = asked * min(self.cache.shared, part.problem.n_k) // part.problem.n_k
             saved += gone
             members.append(self._lighter(member, asked, gone))
         return saved, Launch(launch.name, tuple(members))
 
     def _lighter(self, member: Member, asked: int, gone: int) -> Member:
-        """A member whose K and V come from DRAM but for `gone` of `asked` bytes."""
+        """A member whose K and V, with scales by token, come from DRAM but for `gone` of `asked` bytes."""
         key = member, gone
         if key not in self._light:
             flows = tuple(
                 replace(f, dram_read_bytes=f.dram_read_bytes * (asked - gone) // asked)
-                if f.flow.tensor in ("K", "V") and asked
+                if f.flow.tensor in self.prefix_tensors and asked
                 else f
                 for f in member.flows
             )

@@ -51,7 +51,7 @@ def test_a_hybrid_has_a_table_a_kind_and_one_total(iosim: Iosim, tmp_path: Path)
     said = words(iosim("run", "--config", path, "-n", "512", *FEW).out)
     assert "3 sliding-window (128)" in said
     assert "Not modelled: soft-capped scores" in said
-    assert "One of the 2 full-attention layers: Attention forward: batch 1, 2 heads over 1 K/V heads, N 512" in said
+    assert "One of the 2 full-attention layers: Attention forward: batch 1, 2 heads over 1 K/V head, N 512" in said
     assert "One of the 3 sliding-window (128) layers: Attention forward" in said
     several = iosim("run", "--config", path, "-n", "512", *FEW, "--hw", "mp31", "--hw", "h200-sxm").out
     assert "flash2 on h200-sxm" in words(several)

@@ -191,15 +191,32 @@ def test_a_grid_of_lengths_in_a_file(iosim: Iosim, tmp_path: Path) -> None:
         ('schema = "iosim.problem/1"\nhaeds = 4', "'haeds' is no field of a problem (did you mean 'heads'?)"),
         ('schema = "iosim.problem/1"\nheads = [4]', "heads: [4] is not a value"),
         ('schema = "iosim.problem/1"\nlengths = [4]', "lengths is not taken by iosim show"),
-        ('schema = "iosim.problem/1"\nheads = "many"', "'many' is not a valid integer"),
+        ('schema = "iosim.problem/1"\nheads = "many"', "problem.toml: heads: 'many' is not a whole number"),
+        ('schema = "iosim.problem/1"\nheads = 2.7', "problem.toml: heads: 2.7 is not a whole number"),
+        ('schema = "iosim.problem/1"\nheads = true', "problem.toml: heads: true is not a whole number"),
+        ('schema = "iosim.problem/1"\ncausal = 1', "problem.toml: causal: 1 is not true or false"),
+        ('schema = "iosim.problem/1"\nsinks = "yes"', "problem.toml: sinks: 'yes' is not true or false"),
+        ('schema = "iosim.problem/1"\nsoftcap = false', "problem.toml: softcap: false is not a number"),
+        (f'schema = "iosim.problem/1"\nsoftcap = 0x{"f" * 9999}', "softcap: is a whole number of more than 63 bits"),
+        ('schema = "iosim.problem/1"\ndtype = 16', "problem.toml: dtype: 16 is not a text in quotes"),
     ],
 )
 def test_a_wrong_file_of_a_problem(iosim: Iosim, tmp_path: Path, text: str, message: str) -> None:
     place = tmp_path / "problem.toml"
     place.write_text(text + "\n")
     answer = iosim("show", "flash2", "--problem", str(place), "-n", "64", "-d", "64")
-    assert (answer.code, answer.out) == (2, "")
+    assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1)
     assert message in answer.err
+
+
+def test_a_file_of_a_problem_may_have_one_number_for_a_list(iosim: Iosim, tmp_path: Path) -> None:
+    place = tmp_path / "problem.toml"
+    place.write_text('schema = "iosim.problem/1"\nlengths = 40\nd = 64\nsoftcap = 30\ncausal = false\n')
+    from_file, from_options = (
+        iosim("run", *given, "--no-check", "--csv")
+        for given in (("--problem", str(place)), ("--lengths", "40", "-d", "64", "--softcap", "30"))
+    )
+    assert (from_file.code, from_file.out) == (0, from_options.out)
 
 
 def test_requests_as_they_arrive(iosim: Iosim, tmp_path: Path) -> None:

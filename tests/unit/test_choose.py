@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from iosim.blockmask import BlockMask
 from iosim.dataflows import load_dataflow
 from iosim.hardware import load_hardware, profile_names
 from iosim.memory.onchip import CapacityError, footprints
@@ -33,6 +34,21 @@ def test_one_head_takes_the_largest_tile_that_gives_each_processor_a_block() -> 
         "block_q 64 is the largest that fits and gives each of 56 MPs a block; "
         "block_k 128 is the largest that leaves 10% of SRAM free at 2 stages"
     )
+
+
+@pytest.mark.parametrize(
+    ("n", "blocks", "tile"),
+    [
+        (256, 3, (86, 86)),  # blocks of 86 = 2 x 43
+        (1024, 4, (256, 128)),  # a size of the rule divides blocks of 256
+        (96, 4, (24, 24)),
+        (24, 3, (8, 8)),  # blocks smaller than any tile of the rule
+        (3000, 3, (250, 125)),  # blocks of 1000
+    ],
+)
+def test_tiles_divide_the_blocks_of_a_mask(n: int, blocks: int, tile: tuple[int, int]) -> None:
+    s, _ = chosen(n_q=n, d=64, heads=64, block_mask=BlockMask.of([[1] * blocks] * blocks))
+    assert (s.block_q, s.block_k) == tile
 
 
 def test_many_heads_take_the_largest_tile_that_fits() -> None:

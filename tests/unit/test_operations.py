@@ -17,6 +17,7 @@ from iosim.blockmask import BlockMask, load_block_mask
 from iosim.check import check
 from iosim.dataflows import load_dataflow
 from iosim.errors import InputError
+from iosim.hardware import load_hardware
 from iosim.index import Index, at, lookup
 from iosim.interpreters.ledger import Ledger, ledger
 from iosim.interpreters.region import Box
@@ -25,6 +26,7 @@ from iosim.philox import kept, philox
 from iosim.problem import Attention
 from iosim.program import Program, Tensor
 from iosim.schedule import Schedule
+from iosim.study.choose import choose
 from iosim.sums import sum_over
 from tests.conftest import Iosim
 from tests.dataflow_checks import philox as philox_on_integers
@@ -304,6 +306,9 @@ def test_tiles_must_divide_blocks_and_runs_are_bounded() -> None:
     a = Attention(n_q=96, d=16, block_mask=BlockMask.of(np.ones((4, 4))))
     with pytest.raises(InputError, match="block_q: 16 does not divide the 24 rows of a block of table"):
         program(a)
+    uneven = Attention(n_q=771, d=16, block_mask=BlockMask.of(np.ones((3, 3))))  # blocks of 257, a prime
+    with pytest.raises(InputError, match="the 257 rows of a block of table; give a tile that does, or rows in a multi"):
+        choose(load_dataflow("flash2"), uneven, load_hardware("mp31"), {})
     stripes = BlockMask.of(np.tile([1, 0], (1, 65)))
     with pytest.raises(InputError, match="row 0 has 65 runs of blocks; 64 is the most"):
         program(Attention(n_q=16, n_k=130 * 8, d=16, block_mask=stripes))
@@ -352,6 +357,14 @@ def test_bad_arrays_are_refused(tmp_path: Path) -> None:
             load_block_mask(file)
     with pytest.raises(InputError, match="cannot be read: No such file"):
         load_block_mask(tmp_path / "none")
+
+
+@pytest.mark.parametrize("name", ["m.npz", "m.npy", "m"])
+def test_a_broken_array_is_not_taken_for_text(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    file.write_bytes(b"PK\x05\x06 cut off")
+    with pytest.raises(InputError, match=f"{name}: is not a mask file; a block mask is a table of 0 and 1"):
+        load_block_mask(file)
 
 
 def test_the_command_takes_them(iosim: Iosim, tmp_path: Path) -> None:

@@ -66,6 +66,22 @@ def test_a_shared_prefix_is_taken_off_k_and_v() -> None:
     assert sum(gone.values()) == step.saved_bytes
 
 
+def test_a_shared_prefix_is_taken_off_scales_by_token() -> None:
+    sequences = [Lengths(1, 300)] * 3
+    plain, shared = (Engine(SHAPE, MP31, "flash2", cache=Cache(dtype="fp8", shared=n)) for n in (0, 200))
+    before, step = traffic(plain, plain.step(sequences)), shared.step(sequences)
+    after = traffic(shared, step)
+    gone = {key[0]: (before[key].dram_bytes or 0) - (t.dram_bytes or 0) for key, t in after.items()}
+    rows = 2 * 200 * 2  # of two sequences' prefixes, for each K/V head
+    assert {name: n for name, n in gone.items() if n} == {
+        "K": rows * 64,
+        "V": rows * 32,
+        "SK": rows * 4,
+        "SV": rows * 4,
+    }
+    assert sum(gone.values()) == step.saved_bytes
+
+
 def test_padded_is_as_long_as_the_longest_queries_and_keys() -> None:
     batch = Batch(sequences=(Lengths(40, 40), Lengths(1, 300)))
     (one,) = packed(batch, {"d": 64, "heads": 4, "causal": True}, [MP31], ["flash2"])

@@ -20,6 +20,7 @@ from iosim.problem import Attention
 from iosim.rounding import round_to
 from iosim.study.ragged import Cache, Engine, Lengths, OneClass, lengths_of, ragged, split_counts
 from iosim.study.run import evaluate, plan_of
+from tests.conftest import Iosim
 
 MP31 = load_hardware("mp31")
 HEADS, KV, D = 4, 2, 16
@@ -155,6 +156,20 @@ def test_balanced_splits_are_the_shortest_runs_that_fit(each: list[tuple[int, in
     assert split_counts(blocks, tiles, slots) == wanted
 
 
+@pytest.mark.parametrize(
+    ("lengths", "said"),
+    [
+        ("40", ("Attention of 1 sequence, one launch 1 head, d 16", "Numbers of 1 class of", "Blocks read 12 B of")),
+        ("40,30", ("Attention of 2 sequences of their own lengths, one launch", "Numbers of all 2 classes of")),
+    ],
+)
+def test_one_sequence_is_said_as_one(iosim: Iosim, lengths: str, said: tuple[str, ...]) -> None:
+    shown = iosim("run", "--lengths", lengths, "-d", "16", "--page", "16")
+    assert (shown.code, shown.err) == (0, "")
+    assert [words for words in said if words not in " ".join(shown.out.split())] == []
+    assert "  " not in " ".join(line.strip() for line in shown.out.splitlines() if "Blocks read" in line)
+
+
 def test_a_shared_prefix_is_read_from_dram_once() -> None:
     """16 sequences of 1000 tokens, 600 of them the same: DRAM gives 600 + 16 * 400 tokens."""
     token = 2 * KV * D * 2
@@ -162,6 +177,14 @@ def test_a_shared_prefix_is_read_from_dram_once() -> None:
     assert alone.dram_read_bytes - shared.dram_read_bytes == shared.saved_bytes == 15 * 600 * token
     assert shared.hbm_read_bytes == alone.hbm_read_bytes
     assert shared.seconds <= alone.seconds
+
+
+@pytest.mark.parametrize(("scales", "of_token"), [("token", 2 * KV * (D + 4)), ("head", 2 * KV * D)])
+def test_a_shared_prefix_in_8_bits_saves_its_scales_by_token_too(scales: str, of_token: int) -> None:
+    """Scales by head are a sequence's own: each reads them."""
+    caches = (Cache(dtype="fp8", scales=scales, shared=n) for n in (0, 600))
+    alone, shared = (Engine(SMALL, MP31, cache=c).step([Lengths(1, 1000)] * 16) for c in caches)
+    assert alone.dram_read_bytes - shared.dram_read_bytes == shared.saved_bytes == 15 * 600 * of_token
 
 
 def test_block_tables_are_read_by_every_head_and_cost_an_access() -> None:
@@ -181,6 +204,15 @@ def test_lengths_are_read_from_words_and_files(tmp_path: Any) -> None:
         lengths_of(str(place))
     with pytest.raises(InputError, match="fewer keys than queries"):
         Engine(SMALL, MP31).step([Lengths(9, 4)])
+
+
+@pytest.mark.parametrize("scales", ["token", "head"])
+@pytest.mark.parametrize("kept", ["fp8", "int8"])
+def test_a_cache_in_8_bits_beside_a_q_in_8_bits_is_refused(kept: str, scales: str) -> None:
+    narrow, machine = replace(SMALL, dtype="fp8"), load_hardware("h200-sxm")
+    with pytest.raises(InputError, match=r"cache_dtype: .* is not modelled beside a Q in fp8_e4m3; leave it out"):
+        Engine(narrow, machine, "flash2", cache=Cache(dtype=kept, scales=scales))
+    Engine(narrow, machine, "flash2", cache=Cache())  # in the dtype of Q
 
 
 @pytest.mark.long
