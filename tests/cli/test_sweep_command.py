@@ -133,6 +133,16 @@ def test_a_front_is_what_no_other_point_beats(costs: list[tuple[int, int, int]])
         (("sweep", "grid.toml", "-n", "64"), "--n: stands in the file, where there is one; give one of them"),
         (("sweep",), "--store: sweep.db: no such file"),
         (("sweep", "--retry"), "--retry: changes nothing without a problem or a file"),
+        (
+            ("sweep", "-n", "64", "-d", "64", "--scheduler", "foo"),
+            "--scheduler: 'foo' is not an address like tcp://HOST",
+        ),
+        (
+            ("sweep", "-n", "64", "-d", "64", "--scheduler", ""),
+            "--scheduler: '' is not an address like tcp://HOST:PORT",
+        ),
+        (("sweep", "-n", "64", "-d", "64", "--scheduler", "tcp://"), "'tcp://' is not an address like tcp://HOST:PORT"),
+        (("sweep", "--scheduler", "tcp://a:99999"), "'tcp://a:99999' is not an address like tcp://HOST:PORT"),
         (("sweep", "-n", "64", "-d", "64", "--export", "x.xls"), "'x.xls' does not end with .csv or .parquet"),
         (("pareto", "none.db"), "STORE: none.db: no such file"),
         (("pareto", "none.db", "--plot", "x.gif"), "--plot: 'x.gif' does not end with .png or .svg"),

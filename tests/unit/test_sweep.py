@@ -7,6 +7,7 @@ import io
 import json
 import os
 import sqlite3
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -361,3 +362,14 @@ def test_dask_that_is_missing_says_what_to_install(store: Store, monkeypatch: py
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(InputError, match=r"pip install 'iosim\[dask\]'"):
         sweep([grid(**TILE)], store, scheduler="tcp://127.0.0.1:1")
+
+
+def test_a_process_ends_where_the_client_of_a_scheduler_could_not_start() -> None:
+    pytest.importorskip("distributed")
+    code = (  # TLS without certificates fails at once, and would wait for a minute at the end of Python
+        "from iosim.study.sweep.cluster import on_cluster\n"
+        "from iosim.study.sweep.feed import Feed\n"
+        "next(on_cluster(Feed([], lambda keys: set()), 'tls://127.0.0.1:1'))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    assert "InputError: scheduler: 'tls://127.0.0.1:1' cannot be reached" in ended.stderr

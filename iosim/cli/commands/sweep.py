@@ -74,8 +74,11 @@ def sweep(form: Form, file: str | None, store: str, export: str | None, **option
     """
     from iosim.report import sweep as report
     from iosim.study.sweep import sweep as study
+    from iosim.study.sweep.cluster import require_address
     from iosim.study.sweep.store import open_store
 
+    if options["scheduler"] is not None:
+        require_address(options["scheduler"])
     kind = None
     if export is not None:
         kind = report.require_export(export)
