@@ -25,10 +25,10 @@ ERRORS = 5  # reasons that are told
 
 
 def render(rows: Sequence[Stored], did: Swept | None, store: str) -> str:
-    """What was done, and a table with the fields that differ between rows."""
+    """What was done, and a table of the first rows with the fields that differ among all of them."""
     failed = [row for row in rows if row.error is not None]
     lines = paragraph(_answer(rows, did, store, len(failed)))
-    lines += ["", _table(rows[:SHOWN])] if rows else []
+    lines += ["", _table(rows)] if rows else []
     if len(rows) > SHOWN:
         lines += paragraph(f"{len(rows) - SHOWN:,} more rows: --csv prints all, --export keeps them in a file.")
     reasons = list(dict.fromkeys(str(row.error) for row in failed))
@@ -62,14 +62,9 @@ def _name(row: Stored) -> str:
     return f"{row.inputs['dataflow']['name']} on {row.inputs['machine']['name']}, {size_}, d {p['d']}{more}"
 
 
-def _table(rows: Sequence[Stored]) -> str:
-    inputs = [input_row(row) for row in rows]
-    every = [name for name in dict.fromkeys(n for row in inputs for n in row) if name not in HASHES]
-    names = [name for name in every if len({_cell(r.get(name)) for r in inputs}) > 1]
-    for name, same in (("n_k", "n_q"), ("d_v", "d"), ("kv_heads", "heads")):
-        if name in names and all(row[name] == row[same] for row in inputs):
-            names.remove(name)
-    given = [[_cell(row.get(name)) for name in names] for row in inputs]
+def _table(every: Sequence[Stored]) -> str:
+    names, rows = _differing(every), every[:SHOWN]
+    given = [[_cell(row.get(name)) for name in names] for row in map(input_row, rows)]
     reasons = list(dict.fromkeys(str(row.error) for row in rows if row.error is not None))
     numbers = [_numbers(row, reasons) for row in rows]
     heads = [_heading(name) for name in names]
@@ -85,6 +80,17 @@ def _table(rows: Sequence[Stored]) -> str:
     for cells, of in zip(given, numbers, strict=True):
         drawn.add_row(*cells, *of)
     return draw(drawn)
+
+
+def _differing(rows: Sequence[Stored]) -> list[str]:
+    """The fields that differ between rows, less those that only follow another."""
+    inputs = [input_row(row) for row in rows]
+    every = [name for name in dict.fromkeys(name for row in inputs for name in row) if name not in HASHES]
+    names = [name for name in every if len({_cell(row.get(name)) for row in inputs}) > 1]
+    for name, same in (("n_k", "n_q"), ("d_v", "d"), ("kv_heads", "heads")):
+        if name in names and all(row.get(name) == row.get(same) for row in inputs):
+            names.remove(name)
+    return names
 
 
 def _heading(name: str) -> str:

@@ -21,7 +21,7 @@ from iosim.errors import InputError, OutputError
 from iosim.problem import Attention
 from iosim.report import sweep as report
 from iosim.study.run import run
-from iosim.study.sweep import DIED, Answer, Configuration, Grid, Store, pool, sweep, work
+from iosim.study.sweep import DIED, Answer, Configuration, Grid, Store, Stored, pool, sweep, work
 from iosim.study.sweep.feed import Feed
 from iosim.study.sweep.grid import axes_of, grid_of, read_grids, sources_of
 from iosim.study.vary import Case, Source
@@ -373,3 +373,20 @@ def test_a_process_ends_where_the_client_of_a_scheduler_could_not_start() -> Non
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
     assert "InputError: scheduler: 'tls://127.0.0.1:1' cannot be reached" in ended.stderr
+
+
+# ---------------------------------------------------------------- the table
+
+
+def kept(made: Grid, result: str = RESULT) -> list[Stored]:
+    """The rows of a grid as if all had run and come to the same."""
+    return [Stored(c.key, json.loads(c.inputs), json.loads(result), None) for c in made.configurations()]
+
+
+def test_a_long_table_has_the_fields_that_differ_among_all_rows() -> None:
+    rows = kept(grid("n=1..60", dataflow=("flash2", "standard"), hw=("mp31", "mp22")))
+    shown = report.render(rows, None, "sweep.db").splitlines()
+    (head,) = (line for line in shown if line.startswith("hardware"))
+    assert head.split() == ["hardware", "dataflow", "n", *report.NUMBERS]
+    # the first 40 are of one dataflow and one machine, which the table says all the same
+    assert sum(line.split()[:2] == ["mp31", "flash2"] for line in shown) == report.SHOWN
