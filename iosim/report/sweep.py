@@ -20,6 +20,7 @@ SCHEMA = "iosim.sweep/1"
 SHOWN = 40  # rows of the table
 HASHES = ("iosim", "profile_hash", "dataflow_hash")
 NUMBERS = ("time", "DRAM", "SRAM")
+LONGEST = 40  # characters of a cell
 GAP = 3  # between columns
 ERRORS = 5  # reasons that are told
 
@@ -64,7 +65,7 @@ def _name(row: Stored) -> str:
 
 def _table(every: Sequence[Stored]) -> str:
     names, rows = _differing(every), every[:SHOWN]
-    given = [[_cell(row.get(name)) for name in names] for row in map(input_row, rows)]
+    given = [[_short(_cell(row.get(name))) for name in names] for row in map(input_row, rows)]
     reasons = list(dict.fromkeys(str(row.error) for row in rows if row.error is not None))
     numbers = [_numbers(row, reasons) for row in rows]
     heads = [_heading(name) for name in names]
@@ -99,6 +100,11 @@ def _heading(name: str) -> str:
 
 def _cell(value: Any) -> str:
     return "-" if value is None else _shown(value)
+
+
+def _short(cell: str) -> str:
+    """A cell whose text, of many lengths, would fill the table; --csv has all of it."""
+    return cell if len(cell) <= LONGEST else f"{cell[: LONGEST - 20]}... ({cell.count(',') + 1} in all)"
 
 
 def _shown(value: Any) -> str:

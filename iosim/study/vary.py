@@ -273,15 +273,19 @@ def varied(case: Case, values: Mapping[str, Value]) -> Case:
 
 def batch_with(batch: Batch | None, values: Mapping[str, Value], problem: Mapping[str, Value]) -> Batch | None:
     """A batch with other values, beside other ones of the problem."""
-    from iosim.study.batch import LENGTHS_SAY
+    require_beside(batch, [*values, *problem])
+    return None if batch is None else batch.having(values)
 
-    if batch is None:
-        if values:
-            raise InputError(f"{next(iter(values))}: changes nothing without lengths")
-        return None
-    if said := next((name for name in problem if name in LENGTHS_SAY), None):
-        raise InputError(f"{said}: is not varied beside lengths")
-    return batch.having(values)
+
+def require_beside(batch: Batch | None, names: Iterable[str]) -> None:
+    """Raise InputError for a field that makes no sense without lengths, or that they say themselves."""
+    from iosim.study.batch import FIELDS, LENGTHS_SAY
+
+    for name in names:
+        if batch is None and name in FIELDS:
+            raise InputError(f"{name}: changes nothing without lengths")
+        if batch is not None and name in LENGTHS_SAY:
+            raise InputError(f"{name}: is not varied beside lengths")
 
 
 def problem_with(a: Attention, values: Mapping[str, Value]) -> Attention:

@@ -67,6 +67,18 @@ def test_the_rows_of_a_store_as_json_csv_and_a_file(iosim: Iosim, store: str, tm
     assert {r["key"]: r["result"] for r in now["configurations"]} == {r["key"]: r["result"] for r in rows}
 
 
+def test_a_sweep_in_which_all_fails_has_its_reasons_and_ends_with_1(iosim: Iosim, tmp_path: Path) -> None:
+    path = str(tmp_path / "s.db")
+    for _ in range(2):  # run, and found
+        answer = iosim("sweep", "-n", "64", "-d", "64", "--block-q", "8192", "--workers", "0", "--store", path)
+        assert (answer.code, answer.err) == (
+            1,
+            "iosim: sweep: no configuration could run; the answer has the reasons\n",
+        )
+        assert "failed (1): flash2: kernel attention needs" in " ".join(answer.out.split())
+    assert iosim("sweep", "--store", path).code == 0  # to show a store is no sweep
+
+
 def test_a_sweep_of_a_file(iosim: Iosim, tmp_path: Path) -> None:
     file = tmp_path / "grid.toml"
     file.write_text('schema = "iosim.sweep/1"\n[[grid]]\nn = [64, 128]\nd = 64\nblock_q = 64\nblock_k = 64\n')
