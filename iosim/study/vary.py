@@ -193,9 +193,10 @@ def _range(text: str, kind: type, where: str) -> Iterator[int | float]:
     """LOW..HIGH:xFACTOR or LOW..HIGH:+STEP, both ends included."""
     ends, _, step = text.partition(":")
     low, high = (_number(end, kind, where) for end in ends.split("..", 1))
-    by, amount = (step[:1], _number(step[1:], float, where)) if step else ("+", 1)
-    if by not in ("x", "+") or (not step and kind is float):
+    by, size = step[:1] or "+", step[1:]
+    if by not in ("x", "+") or (not size and (step or kind is float)):
         raise InputError(f"{where}: {text!r} needs a step, as in {ends}:x2 or {ends}:+32")
+    amount = _number(size, float, where) if size else 1
     if low > high or amount <= (1 if by == "x" else 0) or (by == "x" and low <= 0):
         raise InputError(f"{where}: {text!r} goes nowhere: a range goes up, by a factor over 1 or a step over 0")
     for n in range(MOST_VALUES):

@@ -121,6 +121,11 @@ def test_grids_of_a_file(tmp_path: Path) -> None:
         ("SCHEMA [[grid]]\nn = 64\nd = 64\nblok_q = 1", "grid 1: 'blok_q' is no field"),
         ("SCHEMA [[grid]]\nn = 64\nd = 64\nhw.sram.capacity_kib = 1", 'in quotes: "hw.sram.capacity_kib"'),
         ("SCHEMA [[grid]]\nn = 64\nd = 64\nblock_q = {a = 1}", "grid 1: block_q: is not a value"),
+        (
+            "SCHEMA [[grid]]\nn = 99999999999999999999\nd = 64",
+            "n: 99999999999999999999 is out of range; a number here is",
+        ),
+        ("SCHEMA [[grid]]\nn = '1..1000000:1'\nd = 64", "grid 1: n: '1..1000000:1' needs a step, as in 1..1000000:x2"),
         ("SCHEMA [[grid]]\nn = 64\nd = 64\ndataflow = 'flsh2'", "did you mean 'flash2'?"),
         ("SCHEMA [[grid]]\nn = 64\nd = 64\nfidelity = 'fare'", "did you mean 'fair'?"),
         ("SCHEMA [[grid]]\nn = [", "not valid TOML"),

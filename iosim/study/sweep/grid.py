@@ -346,6 +346,8 @@ def _text(name: str, value: Any) -> str:
         return ",".join(_text(name, one) for one in value)
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, str) or (isinstance(value, int | float) and abs(value) < LARGEST):
+    if isinstance(value, int | float) and abs(value) >= LARGEST:
+        raise InputError(f"{name}: {show(value)} is out of range; a number here is below 10^{len(str(LARGEST)) - 1}")
+    if isinstance(value, str | int | float):
         return str(value)
     raise InputError(f"{name}: is not a value, a list of values or a text like 1024..65536:x2")
