@@ -14,9 +14,12 @@ from iosim.problem import Attention
 from iosim.report.layout import WIDTH, csv_text, draw, paragraph, table
 from iosim.study.batch import FIELDS
 from iosim.study.sweep import Stored, Swept
-from iosim.words import count, duration, kib, size
+from iosim.study.vary import HW
+from iosim.words import count, digits, duration, size
 
 SCHEMA = "iosim.sweep/1"
+PROBLEM = (*(f.name for f in fields(Attention)), *FIELDS, "lengths")
+PROBLEMS = 4  # whose fastest is told
 SHOWN = 40  # rows of the table
 HASHES = ("iosim", "profile_hash", "dataflow_hash")
 NUMBERS = ("time", "DRAM", "SRAM")
@@ -42,12 +45,41 @@ def render(rows: Sequence[Stored], did: Swept | None, store: str) -> str:
 
 def _answer(rows: Sequence[Stored], did: Swept | None, store: str, failed: int) -> str:
     said = count(len(rows), "configuration", "configurations")
-    best = min((row for row in rows if _time(row)), key=_time, default=None)
-    fastest = "" if best is None else f" Fastest: {_name(best)}, {duration(_time(best) / 1e12)}."
+    fastest = _fastest(rows, store)
     if did is None:
         return f"{said} in {store}, {failed:,} of them failed.{fastest}"
     rate = f" in {duration(did.seconds)}" if did.done else ""
     return f"{said}: {did.done:,} run now{rate}, {did.found:,} found in {store}; {failed:,} failed.{fastest}"
+
+
+def _fastest(rows: Sequence[Stored], store: str) -> str:
+    """The fastest row, or that of each problem, as a larger one takes longer; nothing where only problems differ."""
+    best: dict[str, Stored] = {}
+    for row in filter(_time, rows):
+        problem = json.dumps(row.inputs["problem"], sort_keys=True)
+        best[problem] = min(best.get(problem, row), row, key=_time)
+    if len(best) == 1:
+        (row,) = best.values()
+        return f" Fastest: {_name(row)}, {duration(_time(row) / 1e12)}."
+    names = _differing(rows)
+    about = [name for name in names if name in PROBLEM]
+    own = [name for name in names if name not in PROBLEM]
+    if not own or not best:
+        return ""
+    said = [f"at {_words(row, about)}: {_words(row, own)}, {duration(_time(row) / 1e12)}"
+            for row in list(best.values())[:PROBLEMS]]  # fmt: skip
+    left = len(best) - len(said)
+    more = f" {left:,} more problems: iosim pareto {store} has the best of each." if left else ""
+    return f" Fastest {'; '.join(said)}.{more}"
+
+
+def _words(row: Stored, names: Sequence[str]) -> str:
+    """Fields of a row in words."""
+    of = input_row(row)
+    cells = ((name, _short(_cell(of.get(name)))) for name in names)
+    return ", ".join(
+        cell if name in ("hardware", "dataflow") else f"{_heading(name)} {cell}" for name, cell in cells if cell != "-"
+    )
 
 
 def _time(row: Stored) -> int:
@@ -95,7 +127,8 @@ def _differing(rows: Sequence[Stored]) -> list[str]:
 
 
 def _heading(name: str) -> str:
-    return name.removeprefix("schedule_").replace("n_q", "n").replace("_", " ")
+    """A field's name in words; a machine's as its profile has it."""
+    return name if name.startswith(HW) else name.removeprefix("schedule_").replace("n_q", "n").replace("_", " ")
 
 
 def _cell(value: Any) -> str:
@@ -116,7 +149,7 @@ def _numbers(row: Stored, reasons: Sequence[str]) -> tuple[str, str, str]:
     if r is None:
         return f"failed ({reasons.index(str(row.error)) + 1})", "", ""
     time = "-" if r["makespan_ps"] is None else duration(r["makespan_ps"] / 1e12)
-    return time, size(r["dram_read_bytes"] + r["dram_write_bytes"]), kib(r["sram_used_bytes"])
+    return time, size(r["dram_read_bytes"] + r["dram_write_bytes"]), f"{digits(r['sram_used_bytes'] / 1024)} KiB"
 
 
 # ---------------------------------------------------------------- rows

@@ -388,6 +388,28 @@ def kept(made: Grid, result: str = RESULT) -> list[Stored]:
     return [Stored(c.key, json.loads(c.inputs), json.loads(result), None) for c in made.configurations()]
 
 
+def test_the_fastest_is_told_by_problem() -> None:
+    slow, fast = RESULT.replace('"makespan_ps":1', '"makespan_ps":9000'), RESULT.replace('_ps":1', '_ps":8000')
+
+    def told(*rows: Stored) -> str:
+        return " ".join(report.render(rows, None, "s.db").split("\n\n")[0].split()).partition("failed.")[2].strip()
+
+    assert told(*kept(grid("n=64,128", block_q=64), fast)) == ""  # that the smallest is the fastest says nothing
+    one = [*kept(grid("block_q=32"), slow), *kept(grid("block_q=64"), fast)]
+    assert told(*one) == "Fastest: flash2 on mp31, n 128, d 64, block_q 64, 8.00 ns."
+    both = [*one, *kept(grid("n=64", "block_q=32"), fast), *kept(grid("n=64", "block_q=64"), slow)]
+    assert told(*both) == "Fastest at n 128: block q 64, 8.00 ns; at n 64: block q 32, 8.00 ns."
+    many = kept(grid("n=1..6", hw=("mp31", "mp22"), dataflow=("flash2",)), fast)
+    assert told(*many).endswith("; at n 4: mp31, 8.00 ns. 2 more problems: iosim pareto s.db has the best of each.")
+
+
+def test_a_column_of_a_machines_field_has_its_name_and_kib_three_digits() -> None:
+    rows = kept(grid("hw.sram.capacity_kib=128,192"), RESULT.replace('"sram_used_bytes":4', '"sram_used_bytes":88074'))
+    table = report.render(rows, None, "sweep.db")
+    assert "\nhw.sram.capacity_kib " in table
+    assert table.count(" 86.0 KiB\n") == 2
+
+
 def test_a_long_table_has_the_fields_that_differ_among_all_rows() -> None:
     rows = kept(grid("n=1..60", dataflow=("flash2", "standard"), hw=("mp31", "mp22")))
     shown = report.render(rows, None, "sweep.db").splitlines()
