@@ -22,6 +22,7 @@ PROBLEM = (*(f.name for f in fields(Attention)), *FIELDS, "lengths")
 PROBLEMS = 4  # whose fastest is told
 SHOWN = 40  # rows of the table
 HASHES = ("iosim", "profile_hash", "dataflow_hash")
+FOLLOW = {"n_k": "n_q", "d_v": "d", "kv_heads": "heads"}  # not told where they are the same
 NUMBERS = ("time", "DRAM", "SRAM")
 LONGEST = 40  # characters of a cell
 GAP = 3  # between columns
@@ -31,8 +32,9 @@ ERRORS = 5  # reasons that are told
 def render(rows: Sequence[Stored], did: Swept | None, store: str) -> str:
     """What was done, and a table of the first rows with the fields that differ among all of them."""
     failed = [row for row in rows if row.error is not None]
-    lines = paragraph(_answer(rows, did, store, len(failed)))
-    lines += ["", _table(rows)] if rows else []
+    names = _differing(rows)
+    lines = paragraph(_answer(rows, did, store, len(failed)) + _fastest(rows, names, store))
+    lines += ["", _table(rows[:SHOWN], names)] if rows else []
     if len(rows) > SHOWN:
         lines += paragraph(f"{len(rows) - SHOWN:,} more rows: --csv prints all, --export keeps them in a file.")
     reasons = list(dict.fromkeys(str(row.error) for row in failed))
@@ -45,14 +47,13 @@ def render(rows: Sequence[Stored], did: Swept | None, store: str) -> str:
 
 def _answer(rows: Sequence[Stored], did: Swept | None, store: str, failed: int) -> str:
     said = count(len(rows), "configuration", "configurations")
-    fastest = _fastest(rows, store)
     if did is None:
-        return f"{said} in {store}, {failed:,} of them failed.{fastest}"
+        return f"{said} in {store}, {failed:,} of them failed."
     rate = f" in {duration(did.seconds)}" if did.done else ""
-    return f"{said}: {did.done:,} run now{rate}, {did.found:,} found in {store}; {failed:,} failed.{fastest}"
+    return f"{said}: {did.done:,} run now{rate}, {did.found:,} found in {store}; {failed:,} failed."
 
 
-def _fastest(rows: Sequence[Stored], store: str) -> str:
+def _fastest(rows: Sequence[Stored], names: Sequence[str], store: str) -> str:
     """The fastest row, or that of each problem, as a larger one takes longer; nothing where only problems differ."""
     best: dict[str, Stored] = {}
     for row in filter(_time, rows):
@@ -61,7 +62,6 @@ def _fastest(rows: Sequence[Stored], store: str) -> str:
     if len(best) == 1:
         (row,) = best.values()
         return f" Fastest: {_name(row)}, {duration(_time(row) / 1e12)}."
-    names = _differing(rows)
     about = [name for name in names if name in PROBLEM]
     own = [name for name in names if name not in PROBLEM]
     if not own or not best:
@@ -69,7 +69,7 @@ def _fastest(rows: Sequence[Stored], store: str) -> str:
     said = [f"at {_words(row, about)}: {_words(row, own)}, {duration(_time(row) / 1e12)}"
             for row in list(best.values())[:PROBLEMS]]  # fmt: skip
     left = len(best) - len(said)
-    more = f" {left:,} more problems: iosim pareto {store} has the best of each." if left else ""
+    more = f" {left:,} more problems: iosim pareto {store} compares each." if left else ""
     return f" Fastest {'; '.join(said)}.{more}"
 
 
@@ -95,8 +95,7 @@ def _name(row: Stored) -> str:
     return f"{row.inputs['dataflow']['name']} on {row.inputs['machine']['name']}, {size_}, d {p['d']}{more}"
 
 
-def _table(every: Sequence[Stored]) -> str:
-    names, rows = _differing(every), every[:SHOWN]
+def _table(rows: Sequence[Stored], names: Sequence[str]) -> str:
     given = [[_short(_cell(row.get(name))) for name in names] for row in map(input_row, rows)]
     reasons = list(dict.fromkeys(str(row.error) for row in rows if row.error is not None))
     numbers = [_numbers(row, reasons) for row in rows]
@@ -117,13 +116,15 @@ def _table(every: Sequence[Stored]) -> str:
 
 def _differing(rows: Sequence[Stored]) -> list[str]:
     """The fields that differ between rows, less those that only follow another."""
-    inputs = [input_row(row) for row in rows]
-    every = [name for name in dict.fromkeys(name for row in inputs for name in row) if name not in HASHES]
-    names = [name for name in every if len({_cell(row.get(name)) for row in inputs}) > 1]
-    for name, same in (("n_k", "n_q"), ("d_v", "d"), ("kv_heads", "heads")):
-        if name in names and all(row.get(name) == row.get(same) for row in inputs):
-            names.remove(name)
-    return names
+    cells: dict[str, set[str]] = {}
+    apart: set[str] = set()
+    for number, row in enumerate(rows):  # one by one, as there may be a million
+        of = input_row(row)
+        for name in {**cells, **of}:
+            cells.setdefault(name, {_cell(None)} if number else set()).add(_cell(of.get(name)))
+        apart.update(name for name, same in FOLLOW.items() if of.get(name) != of.get(same))
+    followers = FOLLOW.keys() - apart
+    return [name for name, found in cells.items() if len(found) > 1 and name not in followers and name not in HASHES]
 
 
 def _heading(name: str) -> str:

@@ -400,7 +400,7 @@ def test_the_fastest_is_told_by_problem() -> None:
     both = [*one, *kept(grid("n=64", "block_q=32"), fast), *kept(grid("n=64", "block_q=64"), slow)]
     assert told(*both) == "Fastest at n 128: block q 64, 8.00 ns; at n 64: block q 32, 8.00 ns."
     many = kept(grid("n=1..6", hw=("mp31", "mp22"), dataflow=("flash2",)), fast)
-    assert told(*many).endswith("; at n 4: mp31, 8.00 ns. 2 more problems: iosim pareto s.db has the best of each.")
+    assert told(*many).endswith("; at n 4: mp31, 8.00 ns. 2 more problems: iosim pareto s.db compares each.")
 
 
 def test_a_column_of_a_machines_field_has_its_name_and_kib_three_digits() -> None:
