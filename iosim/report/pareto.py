@@ -9,7 +9,7 @@ import iosim
 from iosim.report.layout import csv_text, draw, paragraph, table
 from iosim.report.sweep import flat
 from iosim.study.pareto import Front, Pareto, Point
-from iosim.words import count, duration, kib, size
+from iosim.words import count, digits, duration, size
 
 SCHEMA = "iosim.pareto/1"
 SHOWN = 20  # rows of one front
@@ -69,7 +69,7 @@ def _table(front: Front) -> str:
     drawn = table("dataflow", "schedule", "time", "SRAM", "DRAM", left=2)
     for point in front.best[:SHOWN]:
         drawn.add_row(point.row.inputs["dataflow"]["name"], _choices(point), duration(point.time_ps / 1e12),
-                      kib(point.sram_bytes), size(point.dram_bytes))  # fmt: skip
+                      f"{digits(point.sram_bytes / 1024)} KiB", size(point.dram_bytes))  # fmt: skip
     return draw(drawn)
 
 

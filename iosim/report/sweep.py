@@ -14,21 +14,27 @@ from iosim.problem import Attention
 from iosim.report.layout import WIDTH, csv_text, draw, paragraph, table
 from iosim.study.batch import FIELDS
 from iosim.study.sweep import Stored, Swept
-from iosim.words import count, duration, kib, size
+from iosim.study.vary import HW
+from iosim.words import count, digits, duration, size
 
 SCHEMA = "iosim.sweep/1"
+PROBLEM = (*(f.name for f in fields(Attention)), *FIELDS, "lengths")
+PROBLEMS = 4  # whose fastest is told
 SHOWN = 40  # rows of the table
 HASHES = ("iosim", "profile_hash", "dataflow_hash")
+FOLLOW = {"n_k": "n_q", "d_v": "d", "kv_heads": "heads"}  # not told where they are the same
 NUMBERS = ("time", "DRAM", "SRAM")
+LONGEST = 40  # characters of a cell
 GAP = 3  # between columns
 ERRORS = 5  # reasons that are told
 
 
 def render(rows: Sequence[Stored], did: Swept | None, store: str) -> str:
-    """What was done, and a table with the fields that differ between rows."""
+    """What was done, and a table of the first rows with the fields that differ among all of them."""
     failed = [row for row in rows if row.error is not None]
-    lines = paragraph(_answer(rows, did, store, len(failed)))
-    lines += ["", _table(rows[:SHOWN])] if rows else []
+    names = _differing(rows)
+    lines = paragraph(_answer(rows, did, store, len(failed)) + _fastest(rows, names, store))
+    lines += ["", _table(rows[:SHOWN], names)] if rows else []
     if len(rows) > SHOWN:
         lines += paragraph(f"{len(rows) - SHOWN:,} more rows: --csv prints all, --export keeps them in a file.")
     reasons = list(dict.fromkeys(str(row.error) for row in failed))
@@ -41,12 +47,39 @@ def render(rows: Sequence[Stored], did: Swept | None, store: str) -> str:
 
 def _answer(rows: Sequence[Stored], did: Swept | None, store: str, failed: int) -> str:
     said = count(len(rows), "configuration", "configurations")
-    best = min((row for row in rows if _time(row)), key=_time, default=None)
-    fastest = "" if best is None else f" Fastest: {_name(best)}, {duration(_time(best) / 1e12)}."
     if did is None:
-        return f"{said} in {store}, {failed:,} of them failed.{fastest}"
+        return f"{said} in {store}, {failed:,} of them failed."
     rate = f" in {duration(did.seconds)}" if did.done else ""
-    return f"{said}: {did.done:,} run now{rate}, {did.found:,} found in {store}; {failed:,} failed.{fastest}"
+    return f"{said}: {did.done:,} run now{rate}, {did.found:,} found in {store}; {failed:,} failed."
+
+
+def _fastest(rows: Sequence[Stored], names: Sequence[str], store: str) -> str:
+    """The fastest row, or that of each problem, as a larger one takes longer; nothing where only problems differ."""
+    best: dict[str, Stored] = {}
+    for row in filter(_time, rows):
+        problem = json.dumps(row.inputs["problem"], sort_keys=True)
+        best[problem] = min(best.get(problem, row), row, key=_time)
+    if len(best) == 1:
+        (row,) = best.values()
+        return f" Fastest: {_name(row)}, {duration(_time(row) / 1e12)}."
+    about = [name for name in names if name in PROBLEM]
+    own = [name for name in names if name not in PROBLEM]
+    if not own or not best:
+        return ""
+    said = [f"at {_words(row, about)}: {_words(row, own)}, {duration(_time(row) / 1e12)}"
+            for row in list(best.values())[:PROBLEMS]]  # fmt: skip
+    left = len(best) - len(said)
+    more = f" {left:,} more problems: iosim pareto {store} compares each." if left else ""
+    return f" Fastest {'; '.join(said)}.{more}"
+
+
+def _words(row: Stored, names: Sequence[str]) -> str:
+    """Fields of a row in words."""
+    of = input_row(row)
+    cells = ((name, _short(_cell(of.get(name)))) for name in names)
+    return ", ".join(
+        cell if name in ("hardware", "dataflow") else f"{_heading(name)} {cell}" for name, cell in cells if cell != "-"
+    )
 
 
 def _time(row: Stored) -> int:
@@ -62,14 +95,8 @@ def _name(row: Stored) -> str:
     return f"{row.inputs['dataflow']['name']} on {row.inputs['machine']['name']}, {size_}, d {p['d']}{more}"
 
 
-def _table(rows: Sequence[Stored]) -> str:
-    inputs = [input_row(row) for row in rows]
-    every = [name for name in dict.fromkeys(n for row in inputs for n in row) if name not in HASHES]
-    names = [name for name in every if len({_cell(r.get(name)) for r in inputs}) > 1]
-    for name, same in (("n_k", "n_q"), ("d_v", "d"), ("kv_heads", "heads")):
-        if name in names and all(row[name] == row[same] for row in inputs):
-            names.remove(name)
-    given = [[_cell(row.get(name)) for name in names] for row in inputs]
+def _table(rows: Sequence[Stored], names: Sequence[str]) -> str:
+    given = [[_short(_cell(row.get(name))) for name in names] for row in map(input_row, rows)]
     reasons = list(dict.fromkeys(str(row.error) for row in rows if row.error is not None))
     numbers = [_numbers(row, reasons) for row in rows]
     heads = [_heading(name) for name in names]
@@ -87,12 +114,31 @@ def _table(rows: Sequence[Stored]) -> str:
     return draw(drawn)
 
 
+def _differing(rows: Sequence[Stored]) -> list[str]:
+    """The fields that differ between rows, less those that only follow another."""
+    cells: dict[str, set[str]] = {}
+    apart: set[str] = set()
+    for number, row in enumerate(rows):  # one by one, as there may be a million
+        of = input_row(row)
+        for name in {**cells, **of}:
+            cells.setdefault(name, {_cell(None)} if number else set()).add(_cell(of.get(name)))
+        apart.update(name for name, same in FOLLOW.items() if of.get(name) != of.get(same))
+    followers = FOLLOW.keys() - apart
+    return [name for name, found in cells.items() if len(found) > 1 and name not in followers and name not in HASHES]
+
+
 def _heading(name: str) -> str:
-    return name.removeprefix("schedule_").replace("n_q", "n").replace("_", " ")
+    """A field's name in words; a machine's as its profile has it."""
+    return name if name.startswith(HW) else name.removeprefix("schedule_").replace("n_q", "n").replace("_", " ")
 
 
 def _cell(value: Any) -> str:
     return "-" if value is None else _shown(value)
+
+
+def _short(cell: str) -> str:
+    """A cell whose text, of many lengths, would fill the table; --csv has all of it."""
+    return cell if len(cell) <= LONGEST else f"{cell[: LONGEST - 20]}... ({cell.count(',') + 1} in all)"
 
 
 def _shown(value: Any) -> str:
@@ -104,7 +150,7 @@ def _numbers(row: Stored, reasons: Sequence[str]) -> tuple[str, str, str]:
     if r is None:
         return f"failed ({reasons.index(str(row.error)) + 1})", "", ""
     time = "-" if r["makespan_ps"] is None else duration(r["makespan_ps"] / 1e12)
-    return time, size(r["dram_read_bytes"] + r["dram_write_bytes"]), kib(r["sram_used_bytes"])
+    return time, size(r["dram_read_bytes"] + r["dram_write_bytes"]), f"{digits(r['sram_used_bytes'] / 1024)} KiB"
 
 
 # ---------------------------------------------------------------- rows

@@ -193,9 +193,10 @@ def _range(text: str, kind: type, where: str) -> Iterator[int | float]:
     """LOW..HIGH:xFACTOR or LOW..HIGH:+STEP, both ends included."""
     ends, _, step = text.partition(":")
     low, high = (_number(end, kind, where) for end in ends.split("..", 1))
-    by, amount = (step[:1], _number(step[1:], float, where)) if step else ("+", 1)
-    if by not in ("x", "+") or (not step and kind is float):
+    by, size = step[:1] or "+", step[1:]
+    if by not in ("x", "+") or (not size and (step or kind is float)):
         raise InputError(f"{where}: {text!r} needs a step, as in {ends}:x2 or {ends}:+32")
+    amount = _number(size, float, where) if size else 1
     if low > high or amount <= (1 if by == "x" else 0) or (by == "x" and low <= 0):
         raise InputError(f"{where}: {text!r} goes nowhere: a range goes up, by a factor over 1 or a step over 0")
     for n in range(MOST_VALUES):
@@ -273,15 +274,19 @@ def varied(case: Case, values: Mapping[str, Value]) -> Case:
 
 def batch_with(batch: Batch | None, values: Mapping[str, Value], problem: Mapping[str, Value]) -> Batch | None:
     """A batch with other values, beside other ones of the problem."""
-    from iosim.study.batch import LENGTHS_SAY
+    require_beside(batch, [*values, *problem])
+    return None if batch is None else batch.having(values)
 
-    if batch is None:
-        if values:
-            raise InputError(f"{next(iter(values))}: changes nothing without lengths")
-        return None
-    if said := next((name for name in problem if name in LENGTHS_SAY), None):
-        raise InputError(f"{said}: is not varied beside lengths")
-    return batch.having(values)
+
+def require_beside(batch: Batch | None, names: Iterable[str]) -> None:
+    """Raise InputError for a field that makes no sense without lengths, or that they say themselves."""
+    from iosim.study.batch import FIELDS, LENGTHS_SAY
+
+    for name in names:
+        if batch is None and name in FIELDS:
+            raise InputError(f"{name}: changes nothing without lengths")
+        if batch is not None and name in LENGTHS_SAY:
+            raise InputError(f"{name}: is not varied beside lengths")
 
 
 def problem_with(a: Attention, values: Mapping[str, Value]) -> Attention:

@@ -15,6 +15,7 @@ import pytest
 
 from iosim.cli import cli
 from iosim.cli.group import TAKE_LENGTHS
+from iosim.study.sweep.grid import read_grids
 from tests.conftest import Iosim
 from tests.model_configs import CONFIGS, written
 
@@ -185,6 +186,40 @@ def test_a_grid_of_lengths_in_a_file(iosim: Iosim, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("lengths", "batches"),
+    [
+        ('["1:64", "1:99"]', ["1:64,1:99"]),  # a list of sequences, as in a file of a problem
+        ('["1:64,1:99", "2:8"]', ["1:64,1:99", "2:8"]),
+        ('[[64, "1:100"], [8]]', ["64:64,1:100", "8:8"]),
+    ],
+)
+def test_a_list_of_batches_is_an_axis(tmp_path: Path, lengths: str, batches: list[str]) -> None:
+    place = tmp_path / "grid.toml"
+    place.write_text(f'schema = "iosim.sweep/1"\n[[grid]]\nd = 64\nlengths = {lengths}\n')
+    made = [grid.batch for grid in read_grids(str(place))]
+    assert [",".join(f"{s.q}:{s.k}" for s in batch.sequences) for batch in made if batch] == batches
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("n = 64\nlengths = [4]", "grid.toml: grid 1: n: is not varied beside lengths"),
+        ("n = 64\npage = 16", "grid 1: page: changes nothing without lengths"),
+        ('lengths = ["4,8", "4:4,8:8"]', "grid 1: lengths: '4:4,8:8' is given twice"),
+    ],
+)
+def test_a_grid_that_cannot_be_is_refused_before_it_runs(
+    iosim: Iosim, tmp_path: Path, table: str, message: str
+) -> None:
+    place = tmp_path / "grid.toml"
+    place.write_text(f'schema = "iosim.sweep/1"\n[[grid]]\nd = 64\n{table}\n')
+    answer = iosim("sweep", str(place), "--store", str(tmp_path / "s.db"))
+    assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1)
+    assert message in answer.err
+    assert not (tmp_path / "s.db").exists()
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("d = 64", 'needs schema = "iosim.problem/1"'),
@@ -270,6 +305,7 @@ def test_options_of_arrivals_need_arrivals(iosim: Iosim, trace: str) -> None:
         (("run", "-n", "64", "-d", "64", "--page", "16"), "--page: changes nothing without --lengths"),
         (("whatif", "-n", "64", "-d", "64", "--vary", "page=16"), "page: changes nothing without lengths"),
         (("whatif", "--lengths", "4", "-d", "64", "--vary", "n=16"), "n: is not varied beside lengths"),
+        (("sweep", "--lengths", "4", "-d", "64", "--vary", "n=16"), "--vary: n: is not varied beside lengths"),
         (("tune", "--lengths", "4", "-d", "64", "--kernel", "triton"), "--kernel: is not taken with --lengths"),
         (("whatif", "--lengths", "4", "-d", "64", "--energy", "--vary", "stages=1"), "--energy: is not estimated for"),
         (("run", "--lengths", "4,1:64", "-d", "64", "--shared-prefix", "65"), "--shared-prefix: 65 tokens are more"),

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import sqlite3
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -20,7 +21,7 @@ from iosim.errors import InputError, OutputError
 from iosim.problem import Attention
 from iosim.report import sweep as report
 from iosim.study.run import run
-from iosim.study.sweep import DIED, Answer, Configuration, Grid, Store, pool, sweep, work
+from iosim.study.sweep import DIED, Answer, Configuration, Grid, Store, Stored, pool, sweep, work
 from iosim.study.sweep.feed import Feed
 from iosim.study.sweep.grid import axes_of, grid_of, read_grids, sources_of
 from iosim.study.vary import Case, Source
@@ -120,6 +121,11 @@ def test_grids_of_a_file(tmp_path: Path) -> None:
         ("SCHEMA [[grid]]\nn = 64\nd = 64\nblok_q = 1", "grid 1: 'blok_q' is no field"),
         ("SCHEMA [[grid]]\nn = 64\nd = 64\nhw.sram.capacity_kib = 1", 'in quotes: "hw.sram.capacity_kib"'),
         ("SCHEMA [[grid]]\nn = 64\nd = 64\nblock_q = {a = 1}", "grid 1: block_q: is not a value"),
+        (
+            "SCHEMA [[grid]]\nn = 99999999999999999999\nd = 64",
+            "n: 99999999999999999999 is out of range; a number here is",
+        ),
+        ("SCHEMA [[grid]]\nn = '1..1000000:1'\nd = 64", "grid 1: n: '1..1000000:1' needs a step, as in 1..1000000:x2"),
         ("SCHEMA [[grid]]\nn = 64\nd = 64\ndataflow = 'flsh2'", "did you mean 'flash2'?"),
         ("SCHEMA [[grid]]\nn = 64\nd = 64\nfidelity = 'fare'", "did you mean 'fair'?"),
         ("SCHEMA [[grid]]\nn = [", "not valid TOML"),
@@ -361,3 +367,53 @@ def test_dask_that_is_missing_says_what_to_install(store: Store, monkeypatch: py
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(InputError, match=r"pip install 'iosim\[dask\]'"):
         sweep([grid(**TILE)], store, scheduler="tcp://127.0.0.1:1")
+
+
+def test_a_process_ends_where_the_client_of_a_scheduler_could_not_start() -> None:
+    pytest.importorskip("distributed")
+    code = (  # TLS without certificates fails at once, and would wait for a minute at the end of Python
+        "from iosim.study.sweep.cluster import on_cluster\n"
+        "from iosim.study.sweep.feed import Feed\n"
+        "next(on_cluster(Feed([], lambda keys: set()), 'tls://127.0.0.1:1'))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    assert "InputError: scheduler: 'tls://127.0.0.1:1' cannot be reached" in ended.stderr
+
+
+# ---------------------------------------------------------------- the table
+
+
+def kept(made: Grid, result: str = RESULT) -> list[Stored]:
+    """The rows of a grid as if all had run and come to the same."""
+    return [Stored(c.key, json.loads(c.inputs), json.loads(result), None) for c in made.configurations()]
+
+
+def test_the_fastest_is_told_by_problem() -> None:
+    slow, fast = RESULT.replace('"makespan_ps":1', '"makespan_ps":9000'), RESULT.replace('_ps":1', '_ps":8000')
+
+    def told(*rows: Stored) -> str:
+        return " ".join(report.render(rows, None, "s.db").split("\n\n")[0].split()).partition("failed.")[2].strip()
+
+    assert told(*kept(grid("n=64,128", block_q=64), fast)) == ""  # that the smallest is the fastest says nothing
+    one = [*kept(grid("block_q=32"), slow), *kept(grid("block_q=64"), fast)]
+    assert told(*one) == "Fastest: flash2 on mp31, n 128, d 64, block_q 64, 8.00 ns."
+    both = [*one, *kept(grid("n=64", "block_q=32"), fast), *kept(grid("n=64", "block_q=64"), slow)]
+    assert told(*both) == "Fastest at n 128: block q 64, 8.00 ns; at n 64: block q 32, 8.00 ns."
+    many = kept(grid("n=1..6", hw=("mp31", "mp22"), dataflow=("flash2",)), fast)
+    assert told(*many).endswith("; at n 4: mp31, 8.00 ns. 2 more problems: iosim pareto s.db compares each.")
+
+
+def test_a_column_of_a_machines_field_has_its_name_and_kib_three_digits() -> None:
+    rows = kept(grid("hw.sram.capacity_kib=128,192"), RESULT.replace('"sram_used_bytes":4', '"sram_used_bytes":88074'))
+    table = report.render(rows, None, "sweep.db")
+    assert "\nhw.sram.capacity_kib " in table
+    assert table.count(" 86.0 KiB\n") == 2
+
+
+def test_a_long_table_has_the_fields_that_differ_among_all_rows() -> None:
+    rows = kept(grid("n=1..60", dataflow=("flash2", "standard"), hw=("mp31", "mp22")))
+    shown = report.render(rows, None, "sweep.db").splitlines()
+    (head,) = (line for line in shown if line.startswith("hardware"))
+    assert head.split() == ["hardware", "dataflow", "n", *report.NUMBERS]
+    # the first 40 are of one dataflow and one machine, which the table says all the same
+    assert sum(line.split()[:2] == ["mp31", "flash2"] for line in shown) == report.SHOWN

@@ -51,6 +51,8 @@ def test_values_of_a_text(text: str, values: tuple[object, ...]) -> None:
         ("block_q=64..32", "'64..32' goes nowhere"),
         ("block_q=32..64:x1", "goes nowhere"),
         ("hw.exp.ops_per_clock=1..2", "'1..2' needs a step, as in 1..2:x2"),
+        ("n=1..1000000:1", "'1..1000000:1' needs a step, as in 1..1000000:x2 or 1..1000000:+32"),
+        ("n=1..9:x", "'1..9:x' needs a step, as in 1..9:x2"),
         ("hw.exp.ops_per_clock=nan", "'nan' is not a number"),
         ("causal=maybe", "'maybe' is not true or false"),
         ("hw.matrix.operand_a=sran", "(did you mean 'sram'?)"),

@@ -18,7 +18,7 @@ from iosim.cli.options import (
     schedule_of,
     schedule_options,
 )
-from iosim.cli.output import Form, Terminated, answer_options, progress, require_writable, write
+from iosim.cli.output import CheckError, Form, Terminated, answer_options, progress, require_writable, write
 from iosim.errors import InputError
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ def sweep(form: Form, file: str | None, store: str, export: str | None, **option
 
     Every combination of problems, machines, dataflows and schedules is run.  Results go into the store as
     they come.  The same command again runs only what is missing there, also after Ctrl-C or a crash; several sweeps may
-    write to one store at once.  A configuration that cannot run is kept with the reason.  Without a problem
-    and without FILE.toml, the rows of the store are shown or exported.
+    write to one store at once.  A configuration that cannot run is kept with the reason; where none can, the exit code
+    is 1.  Without a problem and without FILE.toml, the rows of the store are shown or exported.
 
     \b
     Example: iosim sweep -d 128 --vary n=1024..8192:x2 --vary block_q=64,128
@@ -74,8 +74,11 @@ def sweep(form: Form, file: str | None, store: str, export: str | None, **option
     """
     from iosim.report import sweep as report
     from iosim.study.sweep import sweep as study
+    from iosim.study.sweep.cluster import require_address
     from iosim.study.sweep.store import open_store
 
+    if options["scheduler"] is not None:
+        require_address(options["scheduler"])
     kind = None
     if export is not None:
         kind = report.require_export(export)
@@ -102,6 +105,8 @@ def sweep(form: Form, file: str | None, store: str, export: str | None, **option
         partial(report.document, rows, did, store, request),
         partial(report.rows_as_csv, rows),
     )
+    if did is not None and all(row.error is not None for row in rows):
+        raise CheckError("sweep: no configuration could run; the answer has the reasons")
 
 
 def _grids(file: str | None, options: dict[str, Any]) -> tuple[Grid, ...]:

@@ -14,6 +14,7 @@ from iosim.study.sweep.grid import Configuration, Grid
 from iosim.study.sweep.pool import here, in_processes
 from iosim.study.sweep.store import Answer, Store, Stored
 from iosim.study.sweep.work import answer
+from iosim.words import count
 
 DIED = "the process that ran it died, twice; it may need more memory than there is"
 
@@ -50,7 +51,8 @@ def sweep(
     refused = [c for c in todo if c.job is None]
     store.add([answer(c) for c in refused])
     feed = Feed([c for c in todo if c.job is not None], lambda keys: _missing(store, keys, retry=retry))
-    note(f"{len(todo):,} configurations to run; starting workers")
+    where = "starting workers" if scheduler is None else f"waiting for the scheduler at {scheduler}"
+    note(f"{count(len(todo), 'configuration', 'configurations')} to run; {where}")
     start, first, done, failed = monotonic(), None, len(refused), len(refused)
     with closing(_backend(feed, workers, scheduler)) as batches:
         for answers in _answers(batches, feed):
@@ -71,8 +73,8 @@ def _backend(feed: Feed, workers: int | None, scheduler: str | None) -> Generato
         from iosim.study.sweep.cluster import on_cluster
 
         return on_cluster(feed, scheduler)
-    count = min(cores() if workers is None else workers, len(feed.left))
-    return in_processes(feed, count) if count else here(feed)
+    processes = min(cores() if workers is None else workers, len(feed.left))
+    return in_processes(feed, processes) if processes else here(feed)
 
 
 def _answers(batches: Iterator[Done], feed: Feed) -> Iterator[Sequence[Answer]]:
@@ -96,7 +98,7 @@ def _progress(done: int, of: int, lately: int, seconds: float) -> str:
 
     rate = lately / seconds if seconds > 0 else 0.0
     left = f", {rate:.3g} a second, {timedelta(seconds=round((of - done) / rate))} left" if rate else ""
-    return f"{done:,} of {of:,} configurations{left}"
+    return f"{done:,} of {count(of, 'configuration', 'configurations')}{left}"
 
 
 __all__ = ["Configuration", "Grid", "Store", "Stored", "Swept", "sweep"]

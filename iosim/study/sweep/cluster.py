@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import re
 from collections.abc import Generator
 from typing import Any
 from uuid import uuid4
@@ -19,11 +20,19 @@ from iosim.study.sweep.work import work
 
 AHEAD = 2  # batches that wait for each thread, so that none is idle while the answer to one travels
 TASK_SECONDS = 0.01  # of the scheduler's one core for a task; see docs/cluster.md
+_ADDRESS = re.compile(r"(tcp|tls|wss?)://(\[[0-9a-fA-F:.%]+\]|[^\s/:@\[\]]+):(\d{1,5})")
 _SECONDS = 30  # to reach the scheduler, and for a first worker to be there
 
 
 class ClusterError(IosimError):
     """The cluster was lost (exit code 1)."""
+
+
+def require_address(address: str) -> None:
+    """Raise InputError for what has not the form of a scheduler's address; whether one is there is seen later."""
+    found = _ADDRESS.fullmatch(address)
+    if found is None or not 1 <= int(found[3]) <= 65_535:
+        raise InputError(f"scheduler: {address!r} is not an address like tcp://HOST:PORT (tcp, tls, ws or wss)")
 
 
 def unpacked(packed: bytes) -> tuple[tuple[Answer, ...], float]:
@@ -36,14 +45,26 @@ def on_cluster(feed: Feed, address: str) -> Generator[Done, None, None]:
 
     Raises InputError where it cannot be reached or has no workers, ClusterError where it is lost.
     """
+    require_address(address)
     try:
         from distributed import Client, as_completed
         from distributed.scheduler import KilledWorker
     except ImportError:
         raise InputError("scheduler: needs the package distributed: pip install 'iosim[dask]'") from None
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what matters is raised
+
+    class Reached(Client):  # type: ignore[misc]
+        """A client that is closed where it could not start; else Python waits for it at its end, a minute or more."""
+
+        def start(self, **options: Any) -> None:
+            try:
+                super().start(**options)
+            except BaseException:
+                self.status = "closed"
+                raise
+
     try:
-        client = Client(address, timeout=_SECONDS, set_as_default=False)
+        client = Reached(address, timeout=_SECONDS, set_as_default=False)
     except (OSError, ValueError, TypeError) as error:
         raise InputError(f"scheduler: {address!r} cannot be reached: {str(error).partition(chr(10))[0]}") from None
     with client:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import product
 from math import prod
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import iosim
 from iosim.dataflows import names_code
-from iosim.errors import InputError, nearest
+from iosim.errors import InputError, nearest, show
 from iosim.files import read_text, toml
 from iosim.interpreters.timeline import FIDELITIES
 from iosim.problem import Attention
@@ -38,6 +38,7 @@ from iosim.study.vary import (
     machine_with,
     problem_kinds,
     problem_with,
+    require_beside,
 )
 
 if TYPE_CHECKING:
@@ -252,15 +253,20 @@ def grid_of(
     require_read(given, [source.load() for source in sources])
     if twice := next((a.name for a in axes if a.name in given), None):
         raise InputError(f"vary: {twice}: is given as an option too")
+    try:
+        require_beside(batch, [a.name for a in axes])
+    except InputError as error:
+        raise InputError(f"vary: {error}") from None
     return Grid(problem, tuple(sources), tuple(machines_called(list(hw) or ["mp31"])), given, tuple(axes),
                 tuple(fidelities) or ("fair",), batch)  # fmt: skip
 
 
 def read_grids(path: str, *, trust: bool = False) -> tuple[Grid, ...]:
-    """The grids of a TOML file: one in each [[grid]] table.
+    """The grids of a TOML file: one for each [[grid]] table, and for each batch of sequences in it.
 
     `dataflow`, `kernel`, `hw` and `fidelity` are names or lists of them; every other entry is a field of a problem, a
     schedule or (in quotes: "hw.sram.capacity_kib") a machine, with a value, a list, or a text as --vary takes it.
+    `lengths` is as `_batches` says.
     A dataflow of a Python file is code, and taken with `trust` alone.  Raises InputError, which names the file.
     """
     document = toml(read_text(path, MOST_BYTES, "a sweep", "TOML"), path)
@@ -273,7 +279,7 @@ def read_grids(path: str, *, trust: bool = False) -> tuple[Grid, ...]:
     grids = []
     for number, table in enumerate(tables, 1):
         try:
-            grids.append(_grid(table, trust=trust))
+            grids += _grids(table, trust=trust)
         except InputError as error:
             words = str(error).removeprefix("vary: ").replace("; --vary takes several", "")
             raise InputError(f"{path}: grid {number}: {words}") from None
@@ -282,19 +288,35 @@ def read_grids(path: str, *, trust: bool = False) -> tuple[Grid, ...]:
     return tuple(grids)
 
 
-def _grid(table: Mapping[str, Any], *, trust: bool) -> Grid:
+def _grids(table: Mapping[str, Any], *, trust: bool) -> list[Grid]:
     names = {name: _names(name, table[name]) for name in LISTS if name in table}
     if not trust and (code := next(filter(names_code, names.get("dataflow", [])), None)):
         raise InputError(f"dataflow: {code!r} is code; --trust runs it")
     sources = sources_of(names.get("dataflow", []), names.get("kernel", []))
     rest = {name: value for name, value in table.items() if name not in (*LISTS, "lengths")}
     axes = axes_of([f"{name}={_text(name, value)}" for name, value in rest.items()], sources)
-    batch = None
-    if "lengths" in table:
-        given = table["lengths"]
-        batch = Batch(sequences=lengths_of(",".join(map(str, given)) if isinstance(given, list) else str(given)))
-    return grid_of(_base(axes, batch), sources, names.get("hw", []), given={}, axes=axes,
-                   fidelities=names.get("fidelity", []), batch=batch)  # fmt: skip
+    batches = _batches(table["lengths"]) if "lengths" in table else [None]
+    made = grid_of(_base(axes, batches[0]), sources, names.get("hw", []), given={}, axes=axes,
+                   fidelities=names.get("fidelity", []), batch=batches[0])  # fmt: skip
+    return [replace(made, batch=batch) for batch in batches]
+
+
+def _batches(given: Any) -> Sequence[Batch | None]:
+    """The batches of `lengths`.
+
+    A value is one, and so is a list of sequences (512, "1:777").  A list is one of batches where an item can be no
+    sequence: a list itself, or a text with a comma or the name of a file.
+    """
+    several = isinstance(given, list) and any(
+        isinstance(one, list) or (isinstance(one, str) and not set(one) <= set("0123456789: ")) for one in given
+    )
+    made: dict[Batch, None] = {}  # in their order
+    for one in given if several else [given]:
+        batch = Batch(sequences=lengths_of(",".join(map(str, one)) if isinstance(one, list) else str(one)))
+        if batch in made:
+            raise InputError(f"lengths: {show(one)} is given twice")
+        made[batch] = None
+    return list(made)
 
 
 def _base(axes: Sequence[Axis], batch: Batch | None) -> Attention:
@@ -324,6 +346,8 @@ def _text(name: str, value: Any) -> str:
         return ",".join(_text(name, one) for one in value)
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, str) or (isinstance(value, int | float) and abs(value) < LARGEST):
+    if isinstance(value, int | float) and abs(value) >= LARGEST:
+        raise InputError(f"{name}: {show(value)} is out of range; a number here is below 10^{len(str(LARGEST)) - 1}")
+    if isinstance(value, str | int | float):
         return str(value)
     raise InputError(f"{name}: is not a value, a list of values or a text like 1024..65536:x2")
