@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import simpy
 
 from iosim.interpreters.blocks import Block, Carried, Course, Execution, Floor, Group, Processor, Stay
-from iosim.interpreters.engine import Bucket, Cause, FairShare, Log, Progress, Unit
+from iosim.interpreters.engine import CAUSES, Bucket, Cause, FairShare, Log, Progress, Unit
 from iosim.interpreters.shapes import Iteration
 
 State: TypeAlias = tuple[Any, ...]
@@ -75,16 +75,17 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Jump:
-    """`times` periods of so many iterations of a loop, each of `grown` ps, were left out; `trips` are left of it then.
+    """`times` periods of so many iterations of a loop were left out; `trips` are left of it then.
 
-    `what` is iterated in it, None where it has loops inside.
+    `what` is iterated in it, None where it has loops inside.  `grown` is what each period adds: its ps, then stalls by
+    unit and cause, then what each group did, by cause.
     """
 
     what: Iteration | None
     period: int
     times: int
     trips: int
-    grown: int
+    grown: tuple[int, ...]
 
 
 class Jumps:
@@ -331,12 +332,13 @@ class Jumps:
             moved.append((stay, block.course, bounds[2], period))
         if not times or times < 1 or not moved:
             return False
-        self.leap(before, now, times, exact=exact)
+        grown = self.leap(before, now, times, exact=exact)
         for stay, course, stretch, period in moved:
             stay.shorten(stretch, times * period)
             course.before[stay.part] -= times * period
         stay, _, stretch, period = moved[0]
-        self._note(stay.stretches[stretch][1], period, times, stay.stretches[stretch][0], before, now)
+        trips, what = stay.stretches[stretch]
+        self.made.append(Jump(what, period, times, trips, grown))
         return True
 
     def over_visits(self, before: Snapshot, now: Snapshot, *, exact: bool) -> bool:
@@ -360,10 +362,11 @@ class Jumps:
             moved.append((frame, period))
         if not times or times < 1 or not moved:
             return False
-        self.leap(before, now, times, exact=exact)
+        grown = self.leap(before, now, times, exact=exact)
         for frame, period in moved:
             frame.left -= times * period
-        self._note(None, moved[0][1], times, moved[0][0].left, before, now)
+        frame, period = moved[0]
+        self.made.append(Jump(None, period, times, frame.left, grown))
         return True
 
     @staticmethod
@@ -371,14 +374,8 @@ class Jumps:
         """A persistent block waits at its end for half of its stores, which is not the same for any number of them."""
         return bool(block.model.schedule.ahead) and old.leaving != new.leaving
 
-    def _note(
-        self, what: Iteration | None, period: int, times: int, trips: int, before: Snapshot, now: Snapshot
-    ) -> None:
-        grown = now.time + now.skipped - before.time - before.skipped
-        self.made.append(Jump(what, period, times, trips, grown))
-
-    def leap(self, before: Snapshot, now: Snapshot, times: int, *, exact: bool) -> None:
-        """Count what happened between two states so many times more."""
+    def leap(self, before: Snapshot, now: Snapshot, times: int, *, exact: bool) -> tuple[int, ...]:
+        """Count what happened between two states so many times more; returns what that was, see Jump."""
         self.exact &= exact
         causes = [_causes(log, before.time, now.time) for log in self.logs]
         for log, own in zip(self.logs, causes, strict=True):
@@ -391,7 +388,12 @@ class Jumps:
                 unit.jumps = len(self.logs[0].jumps)
         for key, bytes_ in self.floor.moved.items():
             self.floor.moved[key] = bytes_ + times * (bytes_ - before.moved.get(key, 0))
-        self.floor.skipped += times * (now.time + now.skipped - before.time - before.skipped)
+        passed = now.time + now.skipped - before.time - before.skipped
+        self.floor.skipped += times * passed
+        stalls = (
+            new[cause] - old[cause] for old, new in zip(before.stalls, now.stalls, strict=True) for cause in CAUSES
+        )
+        return passed, *stalls, *(own.get(cause, 0) for own in causes for cause in CAUSES)
 
 
 def _stretch(stay: Stay, u: int) -> tuple[int, int, int] | None:

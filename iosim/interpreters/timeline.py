@@ -826,7 +826,7 @@ class _Fair:
             jumps = [jump for jump in longer.jumps if jump.what is one]
             left_out = all(jump.period * jump.times >= rule.step for jump in jumps)
             fits = left_out and all(rule.period % jump.period == 0 for jump in jumps)
-            same = len({jump.grown * rule.period // jump.period for jump in jumps}) == 1
+            same = len({tuple(n * rule.period // jump.period for n in jump.grown) for jump in jumps}) == 1
             self.exact &= fits and same and not longer.refused
         return _Line(base, runs)
 
