@@ -13,7 +13,7 @@ Where no state recurs in time the loop is taken to go on as it did last, which i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import simpy
 
 from iosim.interpreters.blocks import Block, Carried, Course, Execution, Floor, Group, Processor, Stay
-from iosim.interpreters.engine import CAUSES, Bucket, Cause, FairShare, Log, Progress, Unit
+from iosim.interpreters.engine import CAUSES, Bucket, Cause, FairShare, Log, Progress, Request, Unit
 from iosim.interpreters.shapes import Iteration
 
 State: TypeAlias = tuple[Any, ...]
@@ -214,8 +214,7 @@ class Jumps:
                 yield event.value
         for bucket in self.buckets:
             for queue in bucket.ring.queues.values():
-                for _, _, _, _, then in queue:
-                    yield then.__self__  # type: ignore[attr-defined]  # the method of a Carried
+                yield from map(_carried, queue)
 
     def state(self) -> State:
         """All that the future follows from, relative to now and to where the first group of each block is."""
@@ -269,18 +268,10 @@ class Jumps:
                 tuple(map(group, b.groups)),
             )
 
-        def bucket(b: Bucket) -> State:
-            queues = b.ring.queues.items()
-            waiting = tuple(
-                (n, tuple((unit.name, length, carried(then.__self__)) for _, unit, length, _, then in queue))  # type: ignore[attr-defined]
-                for n, queue in queues
-            )
-            return max(b.level - now, -b.depth), b.depth, b.serving, tuple(b.ring.blocks), waiting
-
         return (
             tuple((time - now, first, pending(event)) for time, first, _, event in sorted(self.env._queue)),
             tuple(max(unit.free - now, 0) for unit in self.units),
-            tuple(map(bucket, self.buckets)),
+            tuple(_bucket(b, now, carried) for b in self.buckets),
             tuple(log.state for log in self.logs),
             tuple(block(groups[0].block) for groups in self.floor.open.values()),
         )
@@ -394,6 +385,21 @@ class Jumps:
             new[cause] - old[cause] for old, new in zip(before.stalls, now.stalls, strict=True) for cause in CAUSES
         )
         return passed, *stalls, *(own.get(cause, 0) for own in causes for cause in CAUSES)
+
+
+def _carried(request: Request) -> Carried:
+    """What a request waiting for a bucket is for: a method of it gets the end."""
+    carried: Carried = request[-1].__self__  # type: ignore[attr-defined]
+    return carried
+
+
+def _bucket(b: Bucket, now: int, carried: Callable[[Carried], State]) -> State:
+    """The state of a bucket with those that wait for it."""
+    waiting = tuple(
+        (n, tuple((request[1].name, request[2], carried(_carried(request))) for request in queue))
+        for n, queue in b.ring.queues.items()
+    )
+    return max(b.level - now, -b.depth), b.depth, b.serving, tuple(b.ring.blocks), waiting
 
 
 def _stretch(stay: Stay, u: int) -> tuple[int, int, int] | None:

@@ -750,7 +750,9 @@ class _Fair:
 
         def run(kinds: Kinds) -> tuple[list[Family], Rule, Kinds, int]:
             rule = self.rule(shapes, kinds, rounds)
-            return cuts.setdefault(rule, cuts.get(rule) or families_of(shapes, rule)), rule, kinds, rounds
+            if rule not in cuts:
+                cuts[rule] = families_of(shapes, rule)
+            return cuts[rule], rule, kinds, rounds
 
         full = run(((active, resident),))
         first, steady = self.times(*full)

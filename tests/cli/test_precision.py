@@ -36,6 +36,7 @@ def test_another_shape_is_not_held_against_the_paper(iosim: Iosim) -> None:
     assert {(row["paper_rmse"], row["paper_ratio"]) for row in rows} == {(None, None)}
 
 
+@pytest.mark.slow
 def test_json_follows_its_schema_and_does_not_change(iosim: Iosim) -> None:
     answers = [iosim(*SMALL, "--json", "--seeds", "2") for _ in range(2)]
     assert answers[0].out == answers[1].out

@@ -58,7 +58,7 @@ def test_every_dataflow_has_a_check() -> None:
 
 
 @pytest.mark.parametrize("name", CHECKS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(a=problems(), s=schedules())
 def test_it_computes_and_moves_what_it_should(name: str, a: Attention, s: Schedule) -> None:
     flow = load_dataflow(name)

@@ -199,6 +199,7 @@ def rates_up(hardware: Hardware, name: str, factor: float) -> Hardware:
     return replace(changed, power=hardware.power)
 
 
+@pytest.mark.slow
 @given(cases())
 @settings(max_examples=10, deadline=None)
 def test_a_recorded_order_of_service_gives_the_same_run(case: Case) -> None:

@@ -97,6 +97,7 @@ def crossed() -> tuple[Crossed, ...]:
     return cross_validate(LAWS, note=SILENT)
 
 
+@pytest.mark.slow
 def test_unseen_parts_of_the_law_of_registers_are_predicted(crossed: tuple[Crossed, ...]) -> None:
     """No fold's error goes up by more than 4.2 points when its rows are left out of the fit."""
     for c in crossed:

@@ -27,6 +27,7 @@ def seconds(*on: bool) -> float:
     return timed(*on).seconds or 0
 
 
+@pytest.mark.slow
 def test_all_three_together_are_the_fastest_of_the_ablation() -> None:
     """On H200, n = 8192, d = 128.  What counts most is that softmax falls under products, though the power limit takes
     a part of it back.  Turns cost what a barrier costs and bring little, as groups fall out of step by themselves."""

@@ -57,6 +57,7 @@ def test_a_small_grid_is_split_and_a_large_one_is_not() -> None:
     assert splits == {512: 2, 4096: 4, 32768: 1}  # grids of 16, 256 and 256 blocks in h200_counters.csv
 
 
+@pytest.mark.slow
 def test_flash1_has_two_blocks_a_processor_and_its_release_shares_heads() -> None:
     """255 registers of 128 threads are half of all; K and V are there, in SRAM are two of Q and the sums of O."""
     a100, a = load_hardware("a100-sxm-80gb"), Attention(batch=16, heads=8, n_q=1024, d=64)

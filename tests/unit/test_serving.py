@@ -38,6 +38,7 @@ def test_rounded_lengths_are_near_and_few(q: int, context: int) -> None:
     assert rounded(s) == s
 
 
+@pytest.mark.slow
 def test_times_of_rounded_lengths_are_those_of_the_true_ones() -> None:
     """Decode, and decode with a chunk of a prompt: within 5 % of a launch of the true lengths."""
     draw = np.random.default_rng(7)
